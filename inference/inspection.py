@@ -1,0 +1,302 @@
+"""One look at a Pyro model before it is run: its sites, its start, its plate, and whether they fit the data."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyro
+import torch
+from pyro.infer.autoguide.initialization import init_to_median
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+
+from pyro_sparse.inference.layout import Layout, Site, bijection
+from pyro_sparse.inference.minibatch import stream
+from pyro_sparse.models.annealed import find_spike_slab
+from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
+from pyro_sparse.models.spike_slab import SpikeSlab
+
+Model = Callable[..., Any]
+Node = dict[str, Any]
+
+
+class rows(Messenger):
+    """Tells the data plates which rows they hold: serves ``subsample_size=len(x)``, ``as i: x[i]`` and pyro.subsample."""
+
+    def __init__(self, indices: Tensor | None, plates: frozenset[str]) -> None:
+        super().__init__()
+        self.indices, self.plates = indices, plates
+
+    def _pyro_sample(self, msg: Node) -> None:
+        if self.indices is not None and msg["name"] in self.plates and isinstance(msg["fn"], _Subsample):
+            msg["value"], msg["done"] = self.indices, True
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a model is made of, and how batches of its data are handed to it."""
+
+    model: Model
+    data: tuple[Tensor, ...]
+    num_data: int
+    batch_size: int | None
+    subsamples_itself: bool  # the model takes all rows and draws its own subset of them
+    plates: frozenset[str]  # names of the plates over the rows
+    layout: Layout
+    priors: Mapping[str, SpikeSlab]  # those that were unset in the model, by site
+    observed: tuple[str, ...]
+
+
+def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Specification:
+    """Runs the model once on all rows and once on a batch, and raises where they do not fit.
+
+    Raises:
+        TypeError, ValueError: naming the argument, site or plate, the rule and the value.
+    """
+    tensors = _checked_data(data)
+    nodes = trace_at_start(model, tensors, seed, 0)
+    observed = _observed(nodes)
+    num_data = len(tensors[0]) if tensors else _rows_of_closure(nodes, observed)
+    if batch_size is not None and not 1 <= batch_size <= num_data:
+        raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
+    plates = _data_plates(nodes, observed, num_data)
+    own_size = _own_subsample_size(nodes, observed, plates)
+    if own_size is not None and batch_size not in (None, own_size):
+        raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
+    batch = own_size or batch_size
+    if batch is not None:
+        _check_plates(nodes, observed, plates, num_data)
+    if own_size is None and batch_size is not None:
+        _check_scale_on_batch(model, tensors, seed, nodes, observed, plates, num_data, batch_size)
+    _check_latents(nodes, plates if batch else frozenset())
+    modules = list({id(m): m for m in (n["infer"].get("sparse_module") for n in nodes.values()) if m}.values())
+    priors = {site: law for module in modules for site, law in resolved_priors(module, num_data).items()}
+    layout = Layout(tuple(_site(node, priors, modules) for node in nodes.values() if _is_latent(node)))
+    slashed = [site.name for site in layout.sites if "/" in site.name]
+    if slashed:
+        raise ValueError(f"site names must not contain '/', which xarray reserves for groups, got {slashed}")
+    if not layout.sites:
+        raise ValueError("model must have a latent site to sample, got none")
+    return Specification(
+        model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed)
+    )
+
+
+def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
+    """The position a chain starts from.
+
+    Weights of networks start from their parameters, or, with ``fresh``, from a new random initialisation of them; other
+    spike-and-slab sites from N(0, initial_spike_scale²), other latents from their prior's median.
+    """
+    nodes = trace_at_start(spec.model, spec.data, seed, chain, fresh)
+    values = {site.name: nodes[site.name]["value"].detach() for site in spec.layout.sites}
+    dtypes = {value.dtype for value in values.values()}
+    if len(dtypes) > 1:
+        raise ValueError(f"all sites must have one floating type, got {sorted(str(d) for d in dtypes)}")
+    position = spec.layout.unconstrained(values)
+    if not bool(position.isfinite().all()):
+        bad = [site.name for site, part in spec.layout.parts(position) if not bool(part.isfinite().all())]
+        raise ValueError(f"start values must be finite, got NaN or infinity at sites {bad}")
+    return position.clone()
+
+
+class _Start(Messenger):
+    def __init__(self, fresh: bool) -> None:
+        super().__init__()
+        self.fresh: bool = fresh
+        self._reset_modules: dict[int, torch.nn.Module] = {}
+
+    def _module(self, module: SparseModule) -> torch.nn.Module:
+        if not self.fresh:
+            return module.module
+        if id(module) not in self._reset_modules:
+            self._reset_modules[id(module)] = _reinitialised(module.module)
+        return self._reset_modules[id(module)]
+
+    def _pyro_sample(self, msg: Node) -> None:
+        if msg["is_observed"] or msg["done"] or isinstance(msg["fn"], _Subsample) or msg["value"] is not None:
+            return
+        law = find_spike_slab(msg["fn"])
+        owner = msg["infer"].get("sparse_module")
+        if owner is not None:
+            value = self._module(owner).get_parameter(msg["infer"]["sparse_parameter"]).detach().clone()
+        elif law is not None:
+            value = (torch.randn(law.batch_shape) * law.initial_spike_scale).detach()
+        elif not hasattr(msg["fn"], "has_enumerate_support") or msg["fn"].has_enumerate_support:
+            raise ValueError(f"site '{msg['name']}' is discrete: enumerate or marginalise it; gradients need none such")
+        else:
+            value = init_to_median(msg).detach().clone()
+        msg["value"] = value.requires_grad_()
+
+
+def trace_at_start(model: Model, data: tuple[Tensor, ...], seed: int, chain: int, fresh: bool = False) -> dict[str, Node]:
+    """The nodes of one run of the model at the start of a chain; the global generator and param store are left alone."""
+    store = pyro.get_param_store()
+    devices = sorted({t.device.index or 0 for t in data if t.is_cuda})
+    with torch.random.fork_rng(devices), store.scope(state=store.get_state()), pyro.poutine.trace() as tracer:
+        torch.manual_seed(stream(seed, chain, "start"))
+        with _Start(fresh):
+            model(*data)
+    kinds = ("sample", "param")
+    return {name: cast(Node, n) for name, n in tracer.trace.nodes.items() if n["type"] in kinds and not _is_plate(n)}
+
+
+def _reinitialised(module: torch.nn.Module) -> torch.nn.Module:
+    fresh = copy.deepcopy(module)
+    for part in fresh.modules():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    return fresh
+
+
+def _checked_data(data: Any) -> tuple[Tensor, ...]:
+    if isinstance(data, (Tensor, np.ndarray)):
+        data = (data,)
+    if not isinstance(data, (tuple, list)):
+        raise TypeError(f"data must be a tuple of tensors or arrays, the arguments of the model, got {type(data).__name__}")
+    tensors = []
+    for position, item in enumerate(data):
+        if not isinstance(item, (Tensor, np.ndarray)):
+            raise TypeError(f"data[{position}] must be a tensor or an array, got {type(item).__name__}")
+        tensor = torch.as_tensor(item)
+        if tensor.dim() == 0 or len(tensor) == 0:
+            raise ValueError(f"data[{position}] must have at least one row, got shape {tuple(tensor.shape)}")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
+            raise ValueError(f"data[{position}] must be finite, got NaN or infinity in row {row}")
+        tensors.append(tensor)
+    lengths = [len(t) for t in tensors]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"all of data must have the same number of rows, got {lengths}")
+    return tuple(tensors)
+
+
+def _is_plate(node: Node) -> bool:
+    return isinstance(node.get("fn"), _Subsample)
+
+
+def _is_latent(node: Node) -> bool:
+    return node["type"] == "param" or not node["is_observed"]
+
+
+def _observed(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    kept = {n: v for n, v in nodes.items() if v["type"] == "sample" and v["is_observed"]}
+    kept = {n: v for n, v in kept.items() if not v["infer"].get("_deterministic")}
+    if not kept:
+        raise ValueError("model must have an observed site (obs=...), got none: was it called without its response?")
+    return kept
+
+
+def _rows_of_closure(nodes: Mapping[str, Node], observed: Mapping[str, Node]) -> int:
+    sizes = [f.full_size or f.size for node in observed.values() for f in node["cond_indep_stack"]]
+    if not sizes:
+        raise ValueError("data must hold the arguments of the model, or its observed site must stand in a pyro.plate")
+    return int(max(sizes))
+
+
+def _data_plates(nodes: Mapping[str, Node], observed: Mapping[str, Node], num_data: int) -> frozenset[str]:
+    frames = [frame for node in observed.values() for frame in node["cond_indep_stack"]]
+    return frozenset(f.name for f in frames if (f.full_size or f.size) == num_data)
+
+
+def _own_subsample_size(nodes: Mapping[str, Node], observed: Mapping[str, Node], plates: frozenset[str]) -> int | None:
+    frames = [frame for node in observed.values() for frame in node["cond_indep_stack"] if frame.name in plates]
+    sizes = {f.size for f in frames if f.full_size and f.size < f.full_size}
+    if len(sizes) > 1:
+        raise ValueError(f"all plates over the rows must have one subsample_size, got {sorted(sizes)}")
+    return int(sizes.pop()) if sizes else None
+
+
+def _check_plates(nodes: Mapping[str, Node], observed: Mapping[str, Node], plates: frozenset[str], num_data: int) -> None:
+    for name, node in observed.items():
+        frames = node["cond_indep_stack"]
+        fix = f"write `with pyro.plate('data', {num_data}, subsample_size=len(x)):` around it"
+        if not frames:
+            raise ValueError(f"observed site '{name}' must stand in a plate over the rows to be run on batches: {fix}")
+        if not any(frame.name in plates for frame in frames):
+            sizes = {frame.name: frame.full_size or frame.size for frame in frames}
+            raise ValueError(f"observed site '{name}' must stand in a plate of size {num_data}, got {sizes}: {fix}")
+
+
+def _check_scale_on_batch(
+    model: Model,
+    data: tuple[Tensor, ...],
+    seed: int,
+    nodes: Mapping[str, Node],
+    observed: Mapping[str, Node],
+    plates: frozenset[str],
+    num_data: int,
+    batch_size: int,
+) -> None:
+    indices = torch.arange(batch_size, device=data[0].device)
+    conditioned = rows(indices, plates)(model)
+    on_batch = trace_at_start(conditioned, tuple(d[:batch_size] for d in data), seed, 0)
+    for name, node in observed.items():
+        ratio = float(on_batch[name]["scale"]) / float(node["scale"])
+        if not math.isclose(ratio, num_data / batch_size, rel_tol=1e-6):
+            plate = next(frame.name for frame in node["cond_indep_stack"] if frame.name in plates)
+            raise ValueError(
+                f"plate '{plate}' must weigh each row of a batch of {batch_size} by {num_data / batch_size:g} at site "
+                f"'{name}', got {ratio:g}: write pyro.plate('{plate}', {num_data}, subsample_size=len(x)), "
+                "a plate of the size of the batch does not scale the likelihood"
+            )
+
+
+def _check_latents(nodes: Mapping[str, Node], subsampled: frozenset[str]) -> None:
+    for name, node in nodes.items():
+        if not _is_latent(node) or node["type"] == "param":
+            continue
+        plates = [frame.name for frame in node["cond_indep_stack"] if frame.name in subsampled]
+        if plates:
+            raise ValueError(
+                f"latent site '{name}' must stand outside of the subsampled plate '{plates[0]}': "
+                "a latent of each row cannot be sampled by batches; use batch_size=None or marginalise it"
+            )
+
+
+def _site(node: Node, priors: Mapping[str, SpikeSlab], modules: list[SparseModule]) -> Site:
+    name, value = node["name"], node["value"].detach()
+    owner = node["infer"].get("sparse_module") if node["infer"] else None
+    parameter = node["infer"].get("sparse_parameter") if owner else None
+    if node["type"] == "param":
+        owner, parameter = _owner_of_param(name, modules)
+        given = node["args"][1] if len(node["args"]) > 1 else None
+        if owner is None and isinstance(given, torch.nn.Parameter):
+            raise ValueError(
+                f"'{name}' is a torch.nn.Parameter registered with Pyro, which a sampler cannot move: "
+                "wrap its module by ps.sparsify(module, where=...), which may leave it without a sparse prior"
+            )
+        transform = bijection(node["kwargs"].get("constraint", torch.distributions.constraints.real))
+        law = None
+    else:
+        law = _final_law(name, node, priors)
+        transform = None if law is not None else bijection(node["fn"].support)
+    kind = "param" if node["type"] == "param" else "latent" if law is None else "spike_slab"
+    shape = value.shape if transform is None else transform.inv(value).shape
+    return Site(name, kind, torch.Size(shape), transform, law, owner, parameter)
+
+
+def _owner_of_param(name: str, modules: list[SparseModule]) -> tuple[SparseModule | None, str | None]:
+    for module in modules:
+        for parameter, _ in module.module.named_parameters():
+            if module.site_name(parameter) == name:
+                return module, parameter
+    return None, None
+
+
+def _final_law(name: str, node: Node, priors: Mapping[str, SpikeSlab]) -> SpikeSlab | None:
+    shape = node["value"].shape
+    if isinstance(getattr(node["fn"], "base_dist", node["fn"]), UnsetPrior):
+        return priors[name].expand(shape)
+    law = find_spike_slab(node["fn"])
+    if law is None:
+        return None
+    for argument in law.arg_constraints:
+        if getattr(law, argument).requires_grad:
+            raise ValueError(f"{argument} of site '{name}' must be a number or a constant tensor, got one that is sampled")
+    return law.at(1.0).expand(shape)

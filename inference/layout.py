@@ -1,0 +1,103 @@
+"""The position: every site of a model in one flat tensor, chains in front; a frozen layout names the parts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Transform, biject_to, constraints
+
+from pyro_sparse.models.layers import SparseModule
+from pyro_sparse.models.spike_slab import SpikeSlab
+
+
+@dataclass(frozen=True)
+class Site:
+    """One part of the position."""
+
+    name: str
+    kind: str  # "spike_slab", "latent" or "param"; a param has a flat prior
+    shape: torch.Size  # on the unconstrained scale
+    transform: Transform | None  # from the unconstrained scale to the support; None is the identity
+    law: SpikeSlab | None  # of a spike-and-slab site, at its final spike
+    module: SparseModule | None  # the network whose weight it is, and the weight's name there
+    parameter: str | None
+
+    @property
+    def dims(self) -> list[str]:
+        """Names of its axes in a trace, those of ``torch.nn.Linear`` where it is the weight of one."""
+        return [f"{self.name}_dim_{axis}" for axis in range(len(self.shape))]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sites of a model in the order of its trace."""
+
+    sites: tuple[Site, ...]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [site.shape.numel() for site in self.sites]
+
+    @property
+    def num_coordinates(self) -> int:
+        return sum(self.sizes)
+
+    def __getitem__(self, name: str) -> Site:
+        return next(site for site in self.sites if site.name == name)
+
+    def spike_slab_sites(self) -> list[Site]:
+        return [site for site in self.sites if site.law is not None]
+
+    def modules(self) -> list[SparseModule]:
+        """The sparse networks of the model, each once."""
+        return list({id(s.module): s.module for s in self.sites if s.module is not None}.values())
+
+    def of_module(self, module: SparseModule) -> dict[str, Site]:
+        """The sites of one network by parameter name."""
+        return {s.parameter: s for s in self.sites if s.module is module and s.parameter is not None}
+
+    def parts(self, flat: Tensor) -> Iterator[tuple[Site, Tensor]]:
+        """Each site with its part of ``flat`` (..., num_coordinates), reshaped to (..., *site.shape)."""
+        # split, not slices: its gradient is one concatenation.
+        for site, part in zip(self.sites, flat.split(self.sizes, -1), strict=True):
+            yield site, part.reshape((*flat.shape[:-1], *site.shape))
+
+    def constrained(self, position: Tensor) -> dict[str, Tensor]:
+        """The value of every site, on its support."""
+        return {s.name: part if s.transform is None else s.transform(part) for s, part in self.parts(position)}
+
+    def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The position of the given values; inverse of :meth:`constrained`."""
+        parts = [values[s.name] if s.transform is None else s.transform.inv(values[s.name]) for s in self.sites]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def log_jacobian(self, position: Tensor) -> Tensor | float:
+        """log |d value / d position|, summed over the sites that are constrained."""
+        total: Tensor | float = 0.0
+        for site, part in self.parts(position):
+            if site.transform is not None:
+                total = total + site.transform.log_abs_det_jacobian(part, site.transform(part)).sum()
+        return total
+
+    def flat(self, per_site: Mapping[str, Any], default: Any, like: Tensor) -> Tensor:
+        """A flat tensor of the position's length from a value or tensor per site; ``default`` for sites left out."""
+        dtype = torch.bool if isinstance(default, bool) else like.dtype
+        parts = [torch.as_tensor(per_site.get(s.name, default), dtype=dtype, device=like.device) for s in self.sites]
+        return torch.cat([p.expand(s.shape).reshape(-1) for s, p in zip(self.sites, parts, strict=True)])
+
+    def thresholds(self, like: Tensor) -> Tensor:
+        """|weight| above which a weight is included at the final spike; infinite for sites that are never counted."""
+        return self.flat({s.name: s.law.inclusion_threshold for s in self.sites if s.law}, torch.inf, like)
+
+
+def bijection(support: Any) -> Transform | None:
+    """The bijection of Pyro from the real numbers to ``support``; None where it is the identity."""
+    base = support
+    while isinstance(base, constraints.independent):
+        base = base.base_constraint
+    if base is constraints.real or base is constraints.real_vector:
+        return None
+    return biject_to(support)

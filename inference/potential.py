@@ -1,0 +1,230 @@
+r"""A Pyro model as a plain tensor program: tempered potential and gradient on a flat position, traced once.
+
+.. math::
+    U(z) = -\Big[\sum_i \log p(y_i \mid T(z)) + \eta \sum_j \log \pi(\theta_j; u) + \log \text{every other prior}\Big]
+           - \tau \log |J(z)|
+
+where :math:`T` maps the unconstrained position to the supports and :math:`J` is its Jacobian: the temperature acts on the
+density, never on the Jacobian. A batch estimates the likelihood by N / m times its sum.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_sparse.inference.inspection import Node, Specification, rows
+from pyro_sparse.models.annealed import annealed
+from pyro_sparse.models.layers import with_priors
+
+Program = Callable[..., Any]
+
+
+class Tempering(NamedTuple):
+    """The part of the controls that shapes the potential, as tensors that enter the program."""
+
+    prior_power: Tensor
+    spike_progress: Tensor
+    temperature: Tensor
+
+
+class Evaluation(NamedTuple):
+    """Potential and gradient divided by the number of rows, and what they are made of."""
+
+    mean_gradient: Tensor
+    mean_potential: Tensor
+    log_prob: dict[str, Tensor]  # scaled sum of every site
+
+
+class values_at(Messenger):
+    """Hands every latent site its value, and a distribution that does not validate: validation cannot be traced."""
+
+    def __init__(self, values: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Node) -> None:
+        msg["fn"] = _unvalidated(msg["fn"])
+        if not msg["is_observed"] and msg["name"] in self.values:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+    def _pyro_param(self, msg: Node) -> None:
+        if msg["name"] in self.values:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+
+def _unvalidated(fn: Any) -> Any:
+    if not isinstance(fn, torch.distributions.Distribution):
+        return fn
+    # A shallow copy without calling the constructor, which would validate again.
+    new = object.__new__(type(fn))
+    new.__dict__.update(fn.__dict__)
+    new._validate_args = False
+    for name, part in fn.__dict__.items():
+        if isinstance(part, torch.distributions.Distribution):
+            new.__dict__[name] = _unvalidated(part)
+    return new
+
+
+class Potential:
+    """Mean potential, its gradient and log densities of one model: ``potential(position, tempering, indices)``.
+
+    The program is traced at construction and compared with the eager model on two batches and two controls; where
+    tracing fails or the two differ, the eager model is used and ``reason`` says which site or line is at fault.
+    """
+
+    def __init__(self, spec: Specification, position: Tensor, indices: tuple[Tensor, Tensor]) -> None:
+        self.spec = spec
+        self.reason: str | None = None
+        self._program: Program = self._eager
+        self._random = False
+        example = self._arguments(position, self.tempering(0.5, 0.5, 0.5, position), indices[0])
+        with _quiet(), _same_random_numbers(position):
+            self._eager(*example)  # a model that fails by itself raises its own error here
+        try:
+            with _quiet(), _same_random_numbers(position):
+                graph = make_fx(self._eager)(*example)
+        except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
+            self.reason = f"it cannot be traced: {_first_line(error)}"
+        else:
+            self._random = any(torch.Tag.nondeterministic_seeded in _tags(node.target) for node in graph.graph.nodes)
+            self._program = graph
+            self.reason = self._difference(graph, position, indices)
+        if self.reason is not None:
+            self._program, self._random = self._eager, True
+            warnings.warn(f"the model is run eagerly, several times slower, as {self.reason}", stacklevel=4)
+
+    def __call__(self, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
+        with torch.no_grad():
+            return self._run(self._program, position, tempering, indices)
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether an evaluation may use the global generator (dropout): the caller then seeds it for each step."""
+        return self._random
+
+    @staticmethod
+    def tempering(prior_power: float, spike_progress: float, temperature: float, like: Tensor) -> Tempering:
+        return Tempering(*like.new_tensor([prior_power, spike_progress, temperature]).unbind())
+
+    def _run(self, program: Program, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
+        gradient, (potential, log_prob) = program(*self._arguments(position, tempering, indices))
+        return Evaluation(gradient, potential, log_prob)
+
+    def _arguments(self, position: Tensor, tempering: Tempering, indices: Tensor) -> tuple[Tensor, ...]:
+        spec = self.spec
+        whole = spec.subsamples_itself or spec.batch_size is None
+        data = spec.data if whole else tuple(d.index_select(0, indices) for d in spec.data)
+        return (position, *tempering, indices, *data)
+
+    def _eager(self, position: Tensor, power: Tensor, progress: Tensor, temperature: Tensor, *rest: Tensor) -> Any:
+        tempering = Tempering(power, progress, temperature)
+
+        def mean_potential(z: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+            value, log_prob = self._mean_potential(z, tempering, *rest)
+            return value, (value, log_prob)
+
+        gradient, (_, aux) = torch.func.grad_and_value(mean_potential, has_aux=True)(position)
+        return gradient, aux
+
+    def _mean_potential(
+        self, position: Tensor, tempering: Tempering, indices: Tensor, *data: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        layout = self.spec.layout
+        log_prob = self.log_prob(layout.constrained(position), tempering, indices, *data)
+        jacobian = tempering.temperature * layout.log_jacobian(position)
+        potential = -sum(log_prob.values(), position.new_zeros(())) - jacobian
+        return potential / self.spec.num_data, log_prob
+
+    def log_prob(
+        self, values: dict[str, Tensor], tempering: Tempering, indices: Tensor, *data: Tensor
+    ) -> dict[str, Tensor]:
+        """The tempered log density of every site at given values, each summed and scaled as the model says."""
+        model = annealed(tempering.prior_power, tempering.spike_progress)(with_priors(self.spec.priors)(self.spec.model))
+        nodes = trace_with(model, values, indices, self.spec.plates, data)
+        return {
+            name: scale_and_mask(node["fn"].log_prob(node["value"]), node["scale"], node["mask"]).sum()
+            for name, node in nodes.items()
+            if not node["infer"].get("_deterministic")
+        }
+
+    def _difference(self, graph: Program, position: Tensor, indices: tuple[Tensor, Tensor]) -> str | None:
+        controls = [self.tempering(0.25, 0.75, 0.125, position), self.tempering(1.0, 1.0, 0.0, position)]
+        tolerance = 1e3 * torch.finfo(position.dtype).eps
+        # Away from the start, where weights of zero and equal units could hide a difference.
+        nearby = position + 0.01 * torch.linspace(-1, 1, len(position), dtype=position.dtype, device=position.device)
+        for batch, tempering in zip(indices, controls, strict=True):
+            with _same_random_numbers(position), _quiet(), torch.no_grad():
+                eager = self._run(self._eager, nearby, tempering, batch)
+            with _same_random_numbers(position), torch.no_grad():
+                traced = self._run(graph, nearby, tempering, batch)
+            for name, expected in eager.log_prob.items():
+                if not torch.allclose(traced.log_prob[name], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
+                    return f"the traced program differs from it at site '{name}'"
+            scale = eager.mean_gradient.abs().max() * tolerance
+            if not torch.allclose(traced.mean_gradient, eager.mean_gradient, rtol=tolerance, atol=float(scale)):
+                return "the gradient of the traced program differs from it"
+        return None
+
+
+def trace_with(
+    model: Callable[..., Any],
+    values: dict[str, Tensor],
+    indices: Tensor | None,
+    plates: frozenset[str],
+    data: tuple[Tensor, ...],
+) -> dict[str, Node]:
+    """The sample sites of one run of the model at given values, on given rows; plates left out."""
+    with _quiet(), pyro.poutine.trace() as tracer, rows(indices, plates), values_at(values):
+        model(*data)
+    nodes = {n: v for n, v in tracer.trace.nodes.items() if v["type"] == "sample"}
+    return {n: v for n, v in nodes.items() if n not in plates and not _is_subsample(v)}
+
+
+def _is_subsample(node: Node) -> bool:
+    return type(node["fn"]).__name__ == "_Subsample"
+
+
+class _quiet:
+    """Pyro's and PyTorch's validation off, and annealed's warning about models without a sparse site."""
+
+    def __enter__(self) -> None:
+        self._validation = pyro.validation_enabled(False)
+        self._validation.__enter__()
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.filterwarnings("ignore", message="annealed met no spike-and-slab site")
+
+    def __exit__(self, *error: Any) -> None:
+        self._warnings.__exit__(*error)
+        self._validation.__exit__(*error)
+
+
+class _same_random_numbers:
+    def __init__(self, like: Tensor) -> None:
+        self._fork = torch.random.fork_rng([like.device.index or 0] if like.is_cuda else [])
+
+    def __enter__(self) -> None:
+        self._fork.__enter__()
+        torch.manual_seed(0)
+
+    def __exit__(self, *error: Any) -> None:
+        self._fork.__exit__(*error)
+
+
+def _tags(target: Any) -> tuple[Any, ...]:
+    return tuple(getattr(target, "tags", ()))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+__all__ = ["Evaluation", "Potential", "Tempering", "trace_with"]

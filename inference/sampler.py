@@ -1,0 +1,299 @@
+"""anneal(): the only loop, from a Pyro model and data to a Run."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_sparse.inference import sghmc
+from pyro_sparse.inference.inspection import Model, Specification, inspect, start
+from pyro_sparse.inference.minibatch import Batches, Noise, stream
+from pyro_sparse.inference.potential import Evaluation, Potential, Tempering
+from pyro_sparse.inference.schedule import Controls, PriorAnnealing
+from pyro_sparse.inference.trace import build_trace
+from pyro_sparse.models.spike_slab import SpikeSlab
+
+STATISTICS = (*Controls._fields, "step", "loss", "num_kept", "minibatch_temperature")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What annealing leaves behind.
+
+    Attributes:
+        trace: DataTree with ``posterior`` and ``sample_stats``, dims (chain, draw, ...); its attrs disclose the target.
+        spec: the model, its data and its layout.
+        schedule, seed: as given.
+        positions: (chain, coordinate), where each chain ended.
+        draws: (chain, draw, coordinate) on the unconstrained scale.
+        input_names: of the columns of the first argument of the model; None where they have none.
+    """
+
+    spec: Specification
+    schedule: PriorAnnealing
+    seed: int
+    positions: Tensor
+    draws: Tensor
+    trace: xr.DataTree
+    input_names: tuple[str, ...] | None = None
+
+    @property
+    def priors(self) -> dict[str, SpikeSlab]:
+        """The law of every spike-and-slab site, those included that were derived from the data's size."""
+        return {site.name: site.law for site in self.spec.layout.spike_slab_sites() if site.law is not None}
+
+    @property
+    def num_inputs(self) -> int | None:
+        """Columns of the model's first argument; None where it is no matrix."""
+        data = self.spec.data
+        return data[0].shape[1] if data and data[0].dim() == 2 else None
+
+    def __repr__(self) -> str:
+        chains, draws, _ = self.draws.shape
+        phase = self.schedule.last_phase
+        return f"Run({chains} chains, {draws} draws from the {phase} phase, {self.spec.layout.num_coordinates} coordinates)"
+
+
+class NonFiniteError(ArithmeticError):
+    """The potential or its gradient became NaN or infinite.
+
+    Attributes:
+        step: counted from 0; the state before it is kept.
+        values: the last finite value of every site of the chain that failed.
+        run: the Run of the chains that had ended before; None where there were none.
+    """
+
+    def __init__(self, message: str, step: int, values: dict[str, Tensor]) -> None:
+        super().__init__(message)
+        self.step, self.values = step, values
+        self.run: Run | None = None
+
+
+def anneal(
+    model: Model,
+    data: Any,
+    schedule: PriorAnnealing | None = None,
+    batch_size: int | None = None,
+    num_draws: int = 100,
+    num_chains: int = 1,
+    seed: int = 0,
+    input_names: Sequence[str] | None = None,
+    progress: bool = True,
+) -> Run:
+    """Samples a Pyro model by prior annealing with minibatch SGHMC (Algorithm 1 of the paper, without the refit).
+
+    Args:
+        model: any Pyro model with continuous latent sites, called as ``model(*data)``.
+        data: its arguments, tensors or arrays with the same number of rows; a single one may stand alone.
+        schedule: a :class:`PriorAnnealing`; its defaults where left out.
+        batch_size: rows a step; None is all of them, and needs no plate. A model that subsamples inside its plate has a
+            size of its own.
+        num_draws: draws kept, evenly spaced over the last phase.
+        num_chains: independent annealing runs, one after another. Where the schedule trains, chains after the first start
+            from fresh random weights; without a train phase all start from the weights given.
+        seed: of start values, batches and noise; the global generator is neither used nor changed.
+        input_names: of the columns of the first argument.
+        progress: whether to show a bar.
+
+    Raises:
+        TypeError, ValueError: before the run, naming the argument, site or plate, the rule and the value.
+        NonFiniteError: during it, naming step, site and remedy, and keeping the last finite state.
+    """
+    schedule = PriorAnnealing() if schedule is None else schedule
+    available = schedule.length(schedule.last_phase)
+    if not 1 <= num_draws <= available:
+        raise ValueError(f"num_draws must lie in [1, {available}], the steps of the last phase, got {num_draws}")
+    if not num_chains >= 1:
+        raise ValueError(f"num_chains must be >= 1, got {num_chains}")
+    spec = inspect(model, data, batch_size, seed)
+    laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
+    schedule.check_stability(laws, spec.num_data)
+    names = _checked_names(input_names, spec)
+    position = start(spec, seed, 0, fresh=False)
+    batches = _batches(spec, seed, 0, position)
+    potential = Potential(spec, position, (batches(0), batches(1)))
+    table = _Table(schedule, position)
+    ended: list[_Chain] = []
+    with tqdm(total=schedule.num_steps * num_chains, disable=not progress, unit="step", smoothing=0.02) as bar:
+        for chain in range(num_chains):
+            if chain:
+                position = start(spec, seed, chain, fresh=schedule.train_steps > 0)
+            try:
+                ended.append(_run_chain(potential, table, position, seed, chain, num_draws, bar))
+            except NonFiniteError as error:
+                error.run = _run(spec, schedule, seed, names, ended) if ended else None
+                raise
+    run = _run(spec, schedule, seed, names, ended)
+    _warn_of_heat(run)
+    return run
+
+
+class _Table:
+    """Controls of every step, as numbers for the sampler and as tensors for the program, made once."""
+
+    def __init__(self, schedule: PriorAnnealing, like: Tensor) -> None:
+        self.schedule = schedule
+        self.controls = [schedule.at(step) for step in range(schedule.num_steps)]
+        rows = [(c.prior_power, c.spike_progress, c.temperature) for c in self.controls]
+        self._tensors = torch.tensor(rows, dtype=like.dtype, device=like.device)
+
+    def tempering(self, step: int) -> Tempering:
+        return Tempering(*self._tensors[step].unbind())
+
+
+@dataclass(frozen=True)
+class _Chain:
+    position: Tensor
+    draws: Tensor
+    statistics: dict[str, np.ndarray[Any, Any]]
+
+
+def _run_chain(
+    potential: Potential, table: _Table, position: Tensor, seed: int, chain: int, num_draws: int, bar: Any
+) -> _Chain:
+    spec, schedule = potential.spec, table.schedule
+    state = sghmc.init(position)
+    noise = Noise(seed, chain, position.device)
+    batches = _batches(spec, seed, chain, position)
+    decayed = spec.layout.flat({s.name: float(s.kind != "latent") for s in spec.layout.sites}, 0.0, position)
+    thresholds = spec.layout.thresholds(position)
+    draw_steps = _draw_steps(schedule, num_draws)
+    refresh = max(1, schedule.num_steps // 200)
+    draws: list[Tensor] = []
+    statistics: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for step, controls in enumerate(table.controls):
+        tempering = table.tempering(step)
+        with _random_numbers(potential, seed, chain, step, position.device):
+            evaluation = potential(state.position, tempering, batches(step))
+        _check_finite(evaluation, state, spec, controls, schedule, step)
+        gradient = evaluation.mean_gradient
+        if controls.weight_decay:
+            gradient = gradient + controls.weight_decay * decayed * state.position
+        normals = noise(step, state.position) if controls.temperature > 0 else None
+        state = sghmc.step(state, gradient, normals, controls, spec.num_data)
+        is_draw = len(draws) < num_draws and step == draw_steps[len(draws)]
+        if is_draw or step % refresh == 0:
+            kept = int((state.position.abs() > thresholds).sum())
+            loss = _loss(evaluation, spec)
+            text = f"{schedule.phase(step)[0]:>6}" + (f" (chain {chain + 1})" if chain else "")
+            bar.set_description_str(text, refresh=False)
+            bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
+        if is_draw:
+            draws.append(state.position.clone())
+            heat = _minibatch_temperature(potential, state.position, tempering, controls, seed, chain, step)
+            for name, value in zip(STATISTICS, (*controls, step, loss, kept, heat), strict=True):
+                statistics[name].append(value)
+        bar.update()
+    arrays = {name: np.asarray(values) for name, values in statistics.items()}
+    return _Chain(state.position, torch.stack(draws), arrays)
+
+
+def _run(
+    spec: Specification, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, chains: list[_Chain]
+) -> Run:
+    draws = torch.stack([chain.draws for chain in chains])
+    statistics = {name: np.stack([chain.statistics[name] for chain in chains]) for name in STATISTICS}
+    trace = build_trace(spec, schedule, draws, statistics, seed)
+    return Run(spec, schedule, seed, torch.stack([chain.position for chain in chains]), draws, trace, names)
+
+
+def _batches(spec: Specification, seed: int, chain: int, like: Tensor, purpose: str = "batches") -> Batches:
+    return Batches(spec.num_data, spec.batch_size, seed, chain, like.device, purpose)
+
+
+def _draw_steps(schedule: PriorAnnealing, num_draws: int) -> list[int]:
+    length = schedule.length(schedule.last_phase)
+    first = schedule.num_steps - length
+    return [first + (number + 1) * length // num_draws - 1 for number in range(num_draws)]
+
+
+def _loss(evaluation: Evaluation, spec: Specification) -> float:
+    """Mean negative log-likelihood of the batch."""
+    return -sum(float(evaluation.log_prob[name]) for name in spec.observed) / spec.num_data
+
+
+def _minibatch_temperature(
+    potential: Potential, position: Tensor, tempering: Tempering, controls: Controls, seed: int, chain: int, step: int
+) -> float:
+    """The temperature that minibatch noise alone would give: learning_rate N Var(batch gradient) / (2 friction)."""
+    spec = potential.spec
+    if spec.batch_size is None or spec.num_data < 2 * spec.batch_size:
+        return 0.0 if spec.batch_size is None else math.nan
+    batches = _batches(spec, seed, chain, position, "temperature")
+    pairs_an_epoch = spec.num_data // spec.batch_size // 2
+    first = 2 * (step % pairs_an_epoch)
+    gradients = [potential(position, tempering, batches(number)).mean_gradient for number in (first, first + 1)]
+    variance = float((gradients[0] - gradients[1]).square().mean()) / 2
+    return controls.learning_rate * spec.num_data * variance / (2 * controls.friction)
+
+
+@contextlib.contextmanager
+def _random_numbers(potential: Potential, seed: int, chain: int, step: int, device: torch.device) -> Iterator[None]:
+    """For a model with dropout: the global generator as a function of (seed, chain, step), and restored after."""
+    if not potential.draws_random_numbers:
+        yield
+        return
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        torch.manual_seed((stream(seed, chain, "model") + step) % 2**32)
+        yield
+
+
+def _check_finite(
+    evaluation: Evaluation,
+    state: sghmc.State,
+    spec: Specification,
+    controls: Controls,
+    schedule: PriorAnnealing,
+    step: int,
+) -> None:
+    gradient = evaluation.mean_gradient
+    if math.isfinite(float(evaluation.mean_potential + gradient.dot(gradient))):
+        return
+    bad = [name for name, value in evaluation.log_prob.items() if not bool(value.isfinite())]
+    what = "log density"
+    if not bad:
+        bad = [site.name for site, part in spec.layout.parts(gradient) if not bool(part.square().sum().isfinite())]
+        what = "gradient"
+    phase, since = schedule.phase(step)
+    remedy = (
+        "check the data and the model's start"
+        if step == 0
+        else f"lower learning_rate ({controls.learning_rate:g}) or scale the data to unit variance"
+    )
+    raise NonFiniteError(
+        f"the {what} of {', '.join(repr(name) for name in bad)} became NaN or infinite at step {step} "
+        f"({phase} step {since}): {remedy}; the state before it is in this error's `values`",
+        step,
+        {name: value.clone() for name, value in spec.layout.constrained(state.position).items()},
+    )
+
+
+def _checked_names(input_names: Sequence[str] | None, spec: Specification) -> tuple[str, ...] | None:
+    if input_names is None:
+        return None
+    names = tuple(str(name) for name in input_names)
+    columns = spec.data[0].shape[1] if spec.data and spec.data[0].dim() == 2 else 0
+    if len(names) != columns or len(set(names)) != columns:
+        raise ValueError(f"input_names must be {columns} different names, one a column of data[0], got {len(names)}")
+    return names
+
+
+def _warn_of_heat(run: Run) -> None:
+    if run.schedule.last_phase != "sample":
+        return
+    nominal = run.schedule.sample_temperature
+    heat = float(run.trace["sample_stats"]["minibatch_temperature"].mean())
+    if heat > 0.1 * nominal:
+        warnings.warn(
+            f"minibatch noise adds about {heat:.3g} to the temperature {nominal:g} of the draws: lower learning_rate or "
+            "raise batch_size; both temperatures are in sample_stats",
+            stacklevel=3,
+        )
