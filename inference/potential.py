@@ -16,6 +16,7 @@ import pyro
 import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -51,8 +52,11 @@ class values_at(Messenger):
 
     def _pyro_sample(self, msg: Node) -> None:
         msg["fn"] = _unvalidated(msg["fn"])
-        if not msg["is_observed"] and msg["name"] in self.values:
-            msg["value"], msg["done"] = self.values[msg["name"]], True
+        if msg["is_observed"] or msg["done"] or isinstance(msg["fn"], _Subsample):
+            return
+        # A response that is to be predicted takes its mean: nothing is ever drawn.
+        value = self.values[msg["name"]] if msg["name"] in self.values else msg["fn"].mean
+        msg["value"], msg["done"] = value, True
 
     def _pyro_param(self, msg: Node) -> None:
         if msg["name"] in self.values:
@@ -75,15 +79,22 @@ def _unvalidated(fn: Any) -> Any:
 class Potential:
     """Mean potential, its gradient and log densities of one model: ``potential(position, tempering, indices)``.
 
-    The program is traced at construction and compared with the eager model on two batches and two controls; where
-    tracing fails or the two differ, the eager model is used and ``reason`` says which site or line is at fault.
+    With a position and two batches the program is traced at construction and compared with the eager model on them and on
+    two controls; where tracing fails or the two differ, the eager model is used and ``reason`` says which site or line is
+    at fault. Without them the model is run eagerly.
     """
 
-    def __init__(self, spec: Specification, position: Tensor, indices: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self, spec: Specification, position: Tensor | None = None, indices: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         self.spec = spec
         self.reason: str | None = None
         self._program: Program = self._eager
-        self._random = False
+        self._random = True
+        if position is not None and indices is not None:
+            self._trace(position, indices)
+
+    def _trace(self, position: Tensor, indices: tuple[Tensor, Tensor]) -> None:
         example = self._arguments(position, self.tempering(0.5, 0.5, 0.5, position), indices[0])
         with _quiet(), _same_random_numbers(position):
             self._eager(*example)  # a model that fails by itself raises its own error here
@@ -98,7 +109,7 @@ class Potential:
             self.reason = self._difference(graph, position, indices)
         if self.reason is not None:
             self._program, self._random = self._eager, True
-            warnings.warn(f"the model is run eagerly, several times slower, as {self.reason}", stacklevel=4)
+            warnings.warn(f"the model is run eagerly, several times slower, as {self.reason}", stacklevel=5)
 
     def __call__(self, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
         with torch.no_grad():
@@ -184,11 +195,7 @@ def trace_with(
     with _quiet(), pyro.poutine.trace() as tracer, rows(indices, plates), values_at(values):
         model(*data)
     nodes = {n: v for n, v in tracer.trace.nodes.items() if v["type"] == "sample"}
-    return {n: v for n, v in nodes.items() if n not in plates and not _is_subsample(v)}
-
-
-def _is_subsample(node: Node) -> bool:
-    return type(node["fn"]).__name__ == "_Subsample"
+    return {n: v for n, v in nodes.items() if not isinstance(v["fn"], _Subsample)}
 
 
 class _quiet:

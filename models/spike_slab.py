@@ -71,7 +71,11 @@ class SpikeSlab(TorchDistribution):
             ("slab_prob", (self.slab_prob > 0) & (self.slab_prob < 1), "lie in (0, 1)"),
             ("spike_scale", self.spike_scale > 0, "be > 0"),
             ("initial_spike_scale", self.initial_spike_scale >= self.spike_scale, "be >= spike_scale"),
-            ("slab_scale", self.slab_scale > self.initial_spike_scale, "be > spike_scale and initial_spike_scale"),
+            (
+                "slab_scale",
+                (self.slab_scale > self.initial_spike_scale) & self.slab_scale.isfinite(),
+                "be finite and > spike_scale and initial_spike_scale",
+            ),
         ]
         for name, holds, rule in rules:
             if not bool(holds.all()):

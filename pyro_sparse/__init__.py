@@ -7,3 +7,7 @@ from pyro_sparse.models.annealed import annealed
 from pyro_sparse.models.defaults import default_prior
 from pyro_sparse.models.layers import SparseLinear, SparseModule, SparseNet, sparsify
 from pyro_sparse.models.spike_slab import SpikeSlab
+from pyro_sparse.inference.prediction import predict
+from pyro_sparse.inference.refit import Fit, refit
+from pyro_sparse.inference.selection import mipp, select
+from pyro_sparse.inference.structure import Structure

@@ -1,0 +1,271 @@
+"""refit: maximum likelihood on the kept weights, Algorithm 1, step (iv), and what follows from it."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from pyro_sparse.inference import structure as structures
+from pyro_sparse.inference.inspection import Specification
+from pyro_sparse.inference.intervals import FisherInformation, fisher_information
+from pyro_sparse.inference.layout import Layout
+from pyro_sparse.inference.potential import Potential
+from pyro_sparse.inference.response import Response
+from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.structure import Structure
+
+ROUND = 200  # iterations between two evaluations of the metric
+MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A refitted sparse model.
+
+    Attributes:
+        structure: which weights it keeps.
+        values: of every site of the model, on its support; pruned weights are exactly zero.
+        response: the observed site it predicts.
+        loss: mean negative log-likelihood of the training rows.
+        converged, gradient_norm, num_iterations: how the refit ended; the norm is the largest absolute derivative of the
+            mean loss.
+        penalised: whether the slab's normal stayed in.
+    """
+
+    structure: Structure
+    values: dict[str, Tensor]
+    response: Response
+    loss: float
+    converged: bool
+    gradient_norm: float
+    num_iterations: int
+    penalised: bool
+    free: Tensor = field(repr=False)  # the coordinates that were fitted
+    values_at: Callable[[Tensor], dict[str, Tensor]] = field(repr=False)
+    data: tuple[Tensor, ...] = field(repr=False)
+    relative_precision: Tensor = field(repr=False)  # of the free coordinates, per unit of noise precision
+
+    @property
+    def layout(self) -> Layout:
+        return self.response.spec.layout
+
+    @cached_property
+    def _jacobian(self) -> Tensor:
+        return self.response.jacobian(self.values_at, self.free, self.data)
+
+    @cached_property
+    def matters(self) -> Tensor:
+        """Which free coordinates move the mean at all: a noise scale does not."""
+        return (self._jacobian != 0).any(0)
+
+    @cached_property
+    def information(self) -> FisherInformation:
+        """The Fisher information of the kept weights, with the noise variance.
+
+        Raises:
+            ValueError: where the response is not one normal number a row, of one scale.
+        """
+        residuals = self.response.residuals(self.values, self.data)
+        # The penalty is relative to the noise variance of the model itself, by which the likelihood was weighed.
+        return fisher_information(self._jacobian[:, self.matters], residuals, self.relative_precision[self.matters])
+
+    @property
+    def noise_variance(self) -> float:
+        """sigma-hat squared."""
+        return self.information.noise_variance
+
+    def module(self, name: str | None = None) -> nn.Module:
+        """The network with its fitted weights, zeros in place: a plain module.
+
+        Args:
+            name: prefix of its sites, where the model has several networks.
+        """
+        candidates = {m.site_name(""): m for m in self.layout.modules()}
+        if not candidates or (name is None and len(candidates) > 1) or (name is not None and f"{name}." not in candidates):
+            raise ValueError(f"name must be one of the model's networks {sorted(candidates)}, got {name!r}")
+        sparse = next(iter(candidates.values())) if name is None else candidates[f"{name}."]
+        module = copy.deepcopy(sparse.module)
+        with torch.no_grad():
+            for parameter, site in self.layout.of_module(sparse).items():
+                module.get_parameter(parameter).copy_(self.values[site.name])
+        return module.eval()
+
+    def compact(self, name: str | None = None) -> nn.Sequential:
+        """The small dense network that computes the same from the selected inputs in order, ``x[:, input_indices]``."""
+        return structures.compact(self.module(name))
+
+    def covariance(self) -> xr.DataArray:
+        """Covariance of the kept weights, theorem 2.1, dims ("weight", "weight_"), labelled as in ``layer1.weight[3, 5]``."""
+        factor = self.information.factor
+        matrix = self.information.noise_variance * (factor @ factor.T)
+        kept = self.structure.kept(self.free).nonzero().flatten()[self.matters]
+        labels = [
+            f"{site.name}[{', '.join(str(i) for i in np.unravel_index(number, site.shape))}]" if site.shape else site.name
+            for site in self.layout.sites
+            for number in range(site.shape.numel())
+        ]
+        names = np.array(labels)[kept.cpu().numpy()]
+        return xr.DataArray(matrix.cpu().numpy(), dims=("weight", "weight_"), coords={"weight": names, "weight_": names})
+
+    def __str__(self) -> str:
+        state = "converged" if self.converged else "not converged"
+        return (
+            f"{self.structure}\nrefit {state} after {self.num_iterations} iterations: mean loss {self.loss:.4f}, "
+            f"largest derivative {self.gradient_norm:.1e}"
+        )
+
+
+def refit(
+    run: Run,
+    structure: Structure,
+    keep_slab: bool = True,
+    max_iterations: int = 2_000,
+    tolerance: float = 1e-5,
+    site: str | None = None,
+) -> Fit:
+    """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
+
+    It works in double precision and, for a normal response, in the metric of the Fisher information. Sites without a spike-and-slab prior are fitted with their own priors. The likelihood alone often has no finite
+    maximum (a tanh unit may saturate for ever), so the slab's normal stays in, at a scale of at least 1: its weight
+    vanishes as 1 / n.
+
+    Args:
+        run, structure: from :func:`anneal` and :func:`select`.
+        keep_slab: False for plain maximum likelihood.
+        max_iterations: of L-BFGS.
+        tolerance: on the largest absolute derivative of the mean loss.
+        site: the response to predict, where the model has several.
+
+    Returns:
+        A :class:`Fit`, which says whether it converged.
+
+    Raises:
+        ValueError: for a model that subsamples itself by a size that does not divide its rows: no set of its batches
+            weighs every row once.
+    """
+    spec = _in_double(run.spec)
+    layout = spec.layout
+    values = {name: value.double() for name, value in structure.values.items()}
+    start = layout.unconstrained(values)
+    kept = structure.kept(start)
+    precision = _slab_precision(layout, start, kept) if keep_slab else torch.zeros_like(start)
+    potential, batches = Potential(spec), _every_row_once(spec)
+    tempering = potential.tempering(0.0, 1.0, 0.0, start)
+
+    where = kept.nonzero().flatten()
+
+    def full(free: Tensor) -> Tensor:
+        return torch.zeros_like(start).scatter(0, where, free)
+
+    def values_at(free: Tensor) -> dict[str, Tensor]:
+        return layout.constrained(full(free))
+
+    def objective(free: Tensor) -> tuple[float, Tensor]:
+        position = full(free)
+        parts = [potential(position, tempering, indices) for indices in batches]
+        loss = torch.stack([part.mean_potential for part in parts]).mean()
+        gradient = torch.stack([part.mean_gradient for part in parts]).mean(0)
+        loss = loss + 0.5 * (precision * position.square()).sum() / spec.num_data
+        return float(loss), (gradient + precision * position / spec.num_data)[kept]
+
+    response = Response(spec, site)
+    free, norm, iterations = start[kept], math.inf, 0
+    while iterations < max_iterations and norm > tolerance:
+        metric = _metric(response, values_at, free, precision[kept])
+        free, norm, taken = _minimise(objective, free, metric, min(ROUND, max_iterations - iterations), tolerance)
+        iterations += taken
+        if not taken:
+            break
+    fitted = {name: value.detach() for name, value in values_at(free).items()}
+    final = [potential(full(free), tempering, indices) for indices in batches]
+    loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
+    noise = _model_noise_variance(response, fitted)
+    return Fit(
+        structure,
+        fitted,
+        response,
+        loss,
+        norm <= tolerance,
+        norm,
+        iterations,
+        keep_slab,
+        free,
+        values_at,
+        spec.data,
+        precision[kept] * noise,
+    )
+
+
+def _minimise(
+    objective: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, metric: Tensor, iterations: int, tolerance: float
+) -> tuple[Tensor, float, int]:
+    """L-BFGS in the coordinates that ``metric`` makes round: the minimiser, its largest derivative, iterations taken."""
+    from scipy.optimize import minimize
+
+    root = torch.linalg.cholesky(metric)
+
+    def whitened(u: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        loss, gradient = objective(position(u))
+        return loss, torch.linalg.solve_triangular(root, gradient[:, None], upper=False)[:, 0].cpu().numpy()
+
+    def position(u: np.ndarray[Any, Any]) -> Tensor:
+        step = torch.from_numpy(u).to(start)[:, None]
+        return start + torch.linalg.solve_triangular(root.T, step, upper=True)[:, 0]
+
+    options = {"maxiter": iterations, "gtol": 0.1 * tolerance, "ftol": 0.0, "maxcor": 30}
+    found = minimize(whitened, np.zeros(len(start)), jac=True, method="L-BFGS-B", options=options)
+    end = position(found.x)
+    return end, float(objective(end)[1].abs().max()) if len(end) else 0.0, int(found.nit)
+
+
+def _metric(
+    response: Response, values_at: Callable[[Tensor], dict[str, Tensor]], free: Tensor, precision: Tensor
+) -> Tensor:
+    """The Fisher information of one row at ``free`` where the response is normal, else the identity."""
+    data, num_data = response.spec.data, response.spec.num_data
+    identity = torch.eye(len(free)).to(free)
+    if not data or len(free) > MAX_METRIC or not response.is_normal(values_at(free)):
+        return identity
+    jacobian = response.jacobian(values_at, free, data)
+    noise = _model_noise_variance(response, values_at(free))
+    metric = jacobian.T @ jacobian / (num_data * noise) + (precision / num_data).diag()
+    # A coordinate that does not move the mean (a noise scale) has curvature of order 1 in the mean loss.
+    return metric + ((jacobian == 0).all(0).to(metric) + 1e-9 * metric.diagonal().mean()).diag()
+
+
+def _in_double(spec: Specification) -> Specification:
+    data = tuple(d.double() if d.is_floating_point() else d for d in spec.data)
+    return dataclasses.replace(spec, data=data, batch_size=spec.batch_size if spec.subsamples_itself else None)
+
+
+def _slab_precision(layout: Layout, like: Tensor, kept: Tensor) -> Tensor:
+    scales = {site.name: site.law.slab_scale.clamp(min=1.0) for site in layout.sites if site.law is not None}
+    return layout.flat(scales, torch.inf, like) ** -2 * kept
+
+
+def _every_row_once(spec: Specification) -> list[Tensor]:
+    device = spec.data[0].device if spec.data else torch.device("cpu")
+    rows = torch.arange(spec.num_data, device=device)
+    if spec.batch_size is None:
+        return [rows]
+    if spec.num_data % spec.batch_size:
+        raise ValueError(
+            f"the model's subsample_size must divide its {spec.num_data} rows to be refitted, got {spec.batch_size}: "
+            "change it, or hand the model its batches (subsample_size=len(x))"
+        )
+    return list(rows.split(spec.batch_size))
+
+
+def _model_noise_variance(response: Response, values: dict[str, Tensor]) -> float:
+    """The variance by which the model weighs its residuals; 1 where its response has none of its own."""
+    node = response.node(values, response.spec.data, response.blocks(response.spec.num_data, 2)[0])
+    scale = getattr(getattr(node["fn"], "base_dist", node["fn"]), "scale", None)
+    return float(scale.square().mean()) if isinstance(scale, Tensor) else 1.0

@@ -1,0 +1,108 @@
+"""Marginal inclusion probabilities and the structure they select: section 2.1 and Algorithm 1, step (iii), of the paper."""
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.structure import Structure, live_inputs, prune
+
+
+def mipp(run: Run) -> xr.Dataset:
+    """Marginal inclusion posterior probability of every spike-and-slab weight and of every input.
+
+    A weight's is the mean over the draws of the sampling phase of its inclusion probability at the final spike scale;
+    where the run ends by cooling it is that of the last position. It is almost 0 or 1 within one run: how sure one is of
+    an input is its frequency over independent runs (``num_chains``), which is what ``input`` holds: the share of draws, or
+    of chains after cooling, in which a live path leaves it.
+
+    Returns:
+        One variable a site, dims ("chain", ...), and ``input``, dims ("column",), whose coordinates are the input names.
+        Units are not matched between chains, so weights of different chains must not be averaged.
+    """
+    draws = _draws_of_structure(run)
+    variables = {}
+    for site, part in run.spec.layout.parts(draws):
+        if site.law is not None:
+            probability = site.law.inclusion_probability(part).mean(1)
+            variables[site.name] = (("chain", *site.dims), probability.cpu().numpy())
+    dataset = xr.Dataset(variables, coords={"chain": np.arange(len(draws))})
+    share = _input_probability(run, draws)
+    names = np.arange(len(share)) if run.input_names is None else np.array(run.input_names)
+    return dataset.assign(input=("column", share.numpy())).assign_coords(column=names)
+
+
+def select(run: Run, min_probability: float = 0.5) -> Structure:
+    """The structure of weights whose MIPP exceeds ``min_probability``, without what cannot act.
+
+    Of several chains the one with the lowest mean loss over its last draws is used: their units are not matched.
+
+    Args:
+        min_probability: in (0, 1).
+
+    Raises:
+        ValueError: where it lies outside.
+    """
+    if not 0 < min_probability < 1:
+        raise ValueError(f"min_probability must lie in (0, 1), got {min_probability}")
+    layout = run.spec.layout
+    chain = _best_chain(run)
+    draws = _draws_of_structure(run)
+    values = layout.constrained(run.positions[chain])
+    masks: dict[str, Tensor] = {}
+    for site, part in layout.parts(draws[chain]):
+        if site.law is not None:
+            masks[site.name] = site.law.inclusion_probability(part).mean(0) > min_probability
+            values[site.name] = values[site.name] * masks[site.name]
+    for module in layout.modules():
+        sites = layout.of_module(module)
+        fixed = {name for name, site in sites.items() if site.law is None}
+        own = {name: masks.get(s.name, torch.ones_like(values[s.name], dtype=torch.bool)) for name, s in sites.items()}
+        pruned, own = prune(module.module, {name: values[s.name] for name, s in sites.items()}, own, fixed)
+        values.update({sites[name].name: value for name, value in pruned.items()})
+        masks.update({sites[name].name: mask for name, mask in own.items() if name not in fixed})
+    reads = _reads(run, masks)
+    return Structure(
+        masks, values, _input_probability(run, draws), reads, run.input_names, run.positions.shape[0], layout
+    )
+
+
+def _draws_of_structure(run: Run) -> Tensor:
+    """(chain, draw, coordinate): the draws of a sampling phase, the last position of a cooled run."""
+    return run.draws if run.schedule.last_phase == "sample" else run.positions[:, None]
+
+
+def _best_chain(run: Run) -> int:
+    loss = run.trace["sample_stats"]["loss"].values
+    tail = max(1, loss.shape[1] // 2)
+    return int(loss[:, -tail:].mean(1).argmin())
+
+
+def _input_probability(run: Run, draws: Tensor) -> Tensor:
+    """(num_inputs,) share of all draws in which a live path leaves an input."""
+    total = torch.zeros(run.num_inputs or 0)
+    if not len(total):
+        return total
+    for draw in draws.flatten(0, 1):
+        masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draw) if s.law}
+        total += _reads(run, masks)
+    return total / draws.flatten(0, 1).shape[0]
+
+
+def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
+    """Inputs that any network reads by a live path, or any sparse coefficient vector over the inputs includes."""
+    layout, num_inputs = run.spec.layout, run.num_inputs or 0
+    reads = torch.zeros(num_inputs, dtype=torch.bool)
+    for module in layout.modules():
+        sites = layout.of_module(module)
+        first = next((p for p in module.module.parameters() if p.dim() == 2), None)
+        if first is not None and first.shape[1] == num_inputs:
+            all_masks = {
+                n: masks.get(s.name, torch.ones(s.shape, dtype=torch.bool, device=first.device)) for n, s in sites.items()
+            }
+            reads |= live_inputs(module.module, all_masks, num_inputs).cpu()
+    for site in layout.spike_slab_sites():
+        if site.module is None and site.shape and site.shape[-1] == num_inputs:
+            reads |= masks[site.name].reshape(-1, num_inputs).any(0).cpu()
+    return reads

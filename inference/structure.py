@@ -1,0 +1,257 @@
+"""Sparse structures: which weights act, which inputs they read, and the smaller network that computes the same."""
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from pyro_sparse.inference.layout import Layout
+
+Masks = dict[str, Tensor]
+
+ELEMENTWISE = (
+    *(nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.ReLU6),
+    *(nn.Identity, nn.Dropout),
+)
+FUNCTIONS: dict[Any, type[nn.Module]] = {
+    torch.tanh: nn.Tanh,
+    functional.tanh: nn.Tanh,
+    "tanh": nn.Tanh,
+    torch.relu: nn.ReLU,
+    functional.relu: nn.ReLU,
+    "relu": nn.ReLU,
+    torch.sigmoid: nn.Sigmoid,
+    functional.sigmoid: nn.Sigmoid,
+    "sigmoid": nn.Sigmoid,
+    functional.silu: nn.SiLU,
+    functional.gelu: nn.GELU,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer of a chain, by the names of its parameters, and the elementwise map after it."""
+
+    weight: str
+    bias: str | None
+    activation: nn.Module
+
+
+def linear_chain(module: nn.Module) -> list[Layer] | None:
+    """The layers of a network that is linear layers and elementwise maps one after another; None for any other."""
+    if isinstance(module, nn.Linear):
+        return [Layer("weight", None if module.bias is None else "bias", nn.Sequential())]
+    try:
+        graph = fx.symbolic_trace(module).graph
+    except Exception:  # control flow that torch.fx cannot follow: no chain that we could know
+        return None
+    layers: list[Layer] = []
+    previous = None
+    for node in graph.nodes:
+        if node.op == "output":
+            return layers if layers and node.args == (previous,) else None
+        if node.op == "placeholder" and previous is None:
+            previous = node
+            continue
+        if node.all_input_nodes != [previous]:
+            return None
+        part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(part, nn.Linear):
+            bias = None if part.bias is None else f"{node.target}.bias"
+            layers.append(Layer(f"{node.target}.weight", bias, nn.Sequential()))
+        else:
+            activation = _elementwise(part, node)
+            if activation is None or not layers:
+                return None
+            layers[-1].activation.append(activation)  # type: ignore[operator]
+        previous = node
+    return None
+
+
+def _elementwise(part: nn.Module | None, node: fx.Node) -> nn.Module | None:
+    if part is not None:
+        return copy.deepcopy(part).eval() if isinstance(part, ELEMENTWISE) else None
+    plain = len(node.args) == 1 and not node.kwargs
+    return FUNCTIONS[node.target]() if plain and node.target in FUNCTIONS else None
+
+
+def live_inputs(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int) -> Tensor:
+    """Which inputs a live path leaves, (num_inputs,) booleans."""
+    chain = linear_chain(module)
+    if chain is None:
+        return _probe(module, masks, num_inputs)[1]
+    reads: Tensor | None = None
+    for layer in reversed(chain):
+        mask = masks[layer.weight] if reads is None else masks[layer.weight] & reads[:, None]
+        reads = mask.any(0)
+    assert reads is not None
+    return reads
+
+
+def prune(
+    module: nn.Module, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], fixed: Collection[str]
+) -> tuple[dict[str, Tensor], Masks]:
+    """Values and masks of the network without what cannot act; it computes the same function.
+
+    A weight with no path from an input or bias, or with no path to an output, is dropped. A unit that no input reaches is
+    a constant, folded into the next biases (in a chain of linear layers; in any other network it stays).
+
+    Args:
+        values, masks: by parameter name; values are zero where their mask is False. Masks of ``fixed`` are all True.
+        fixed: parameters that are never pruned.
+    """
+    chain = linear_chain(module)
+    if chain is None:
+        live = _probe(module, masks, None)[0]
+        kept = {name: mask if name in fixed else mask & live[name] for name, mask in masks.items()}
+        return {name: value * kept[name] for name, value in values.items()}, kept
+    values, masks = dict(values), dict(masks)
+    _fold_constants(chain, values, masks, fixed)
+    _drop_unread(chain, masks, fixed)
+    return {name: value * masks[name] for name, value in values.items()}, masks
+
+
+def _fold_constants(chain: list[Layer], values: dict[str, Tensor], masks: Masks, fixed: Collection[str]) -> None:
+    num_inputs = masks[chain[0].weight].shape[1]
+    device = masks[chain[0].weight].device
+    varies = torch.ones(num_inputs, dtype=torch.bool, device=device)
+    constant = torch.zeros(num_inputs, dtype=torch.float64, device=device)
+    for layer in chain:
+        weight = values[layer.weight].double() * masks[layer.weight]
+        shift = (weight * ~varies) @ constant
+        can_take = layer.bias is not None and layer.bias not in fixed
+        if layer.weight in fixed or (bool((shift != 0).any()) and not can_take):
+            varies = torch.ones_like(varies)  # nowhere to fold the constants: they stay
+            shift = torch.zeros_like(shift)
+        bias = torch.zeros_like(shift)
+        if layer.bias is not None:
+            bias = values[layer.bias].double() * masks[layer.bias] + shift
+            values[layer.bias] = bias.to(values[layer.bias].dtype)
+            masks[layer.bias] = masks[layer.bias] | (shift != 0)
+        masks[layer.weight] = masks[layer.weight] & varies
+        varies = masks[layer.weight].any(1)
+        with torch.no_grad():
+            constant = layer.activation(bias)
+
+
+def _drop_unread(chain: list[Layer], masks: Masks, fixed: Collection[str]) -> None:
+    read: Tensor | None = None
+    for layer in reversed(chain):
+        if read is not None:
+            if layer.weight not in fixed:
+                masks[layer.weight] = masks[layer.weight] & read[:, None]
+            if layer.bias is not None and layer.bias not in fixed:
+                masks[layer.bias] = masks[layer.bias] & read
+        read = masks[layer.weight].any(0)
+
+
+def _probe(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int | None) -> tuple[Masks, Tensor]:
+    """Liveness in any network: with positive weights and inputs nothing cancels, so a zero gradient means no path."""
+    generator = torch.Generator().manual_seed(0)
+
+    def positive(shape: torch.Size) -> Tensor:
+        return 0.5 + 0.5 * torch.rand(shape, dtype=torch.float64, generator=generator)
+
+    twin = copy.deepcopy(module).cpu().double().eval()
+    weights = {n: positive(p.shape) * masks[n].cpu() / max(1, p[0].numel()) for n, p in twin.named_parameters()}
+    weights = {name: weight.requires_grad_() for name, weight in weights.items()}
+    columns = num_inputs or next(p.shape[1] for p in twin.parameters() if p.dim() > 1)
+    inputs = positive(torch.Size([8, columns])).requires_grad_()
+    output = torch.func.functional_call(twin, weights, (inputs,)).sum()
+    gradients = torch.autograd.grad(output, [*weights.values(), inputs], allow_unused=True, materialize_grads=True)
+    live = {n: (g != 0).to(masks[n].device) & masks[n] for n, g in zip(weights, gradients[:-1], strict=True)}
+    return live, (gradients[-1] != 0).any(0)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Which weights a network keeps: masks by site, True = kept, and the values that a refit starts from.
+
+    Attributes:
+        masks: of every spike-and-slab site.
+        values: of every site of the model, on its support, zero where pruned, constants folded into biases.
+        input_probability: (num_inputs,) share of draws, or of chains after cooling, in which a live path leaves an input.
+        reads: (num_inputs,) booleans, the inputs that a live path of this structure leaves.
+        input_names: of the inputs; None where they have none.
+        num_chains: independent annealing runs behind ``input_probability``.
+    """
+
+    masks: Masks
+    values: dict[str, Tensor]
+    input_probability: Tensor
+    reads: Tensor
+    input_names: tuple[str, ...] | None
+    num_chains: int
+    layout: Layout = field(repr=False)
+
+    @property
+    def num_weights(self) -> int:
+        """Spike-and-slab weights in all."""
+        return sum(mask.numel() for mask in self.masks.values())
+
+    @property
+    def num_kept(self) -> int:
+        """Weights kept."""
+        return sum(int(mask.sum()) for mask in self.masks.values())
+
+    @property
+    def sparsity(self) -> float:
+        """Share of weights pruned, in [0, 1]."""
+        return 1 - self.num_kept / self.num_weights
+
+    @property
+    def input_indices(self) -> list[int]:
+        """Columns of the selected inputs, counted from 0."""
+        return [int(i) for i in self.reads.nonzero()]
+
+    @property
+    def selected_inputs(self) -> list[str] | list[int]:
+        """Names of the selected inputs, or their columns where they have no names."""
+        return self.input_indices if self.input_names is None else [self.input_names[i] for i in self.input_indices]
+
+    def kept(self, like: Tensor) -> Tensor:
+        """A flat mask over the position: kept weights and every coordinate that is never pruned."""
+        return self.layout.flat(self.masks, True, like)
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_kept:,} of {self.num_weights:,} weights kept ({self.sparsity:.1%} pruned)"]
+        if len(self.reads):
+            names = [str(name) for name in self.selected_inputs]
+            text = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+            lines.append(f"{len(names)} of {len(self.reads)} inputs selected: {text or 'none'}")
+            if self.num_chains > 1 and names:
+                shares = [f"{n} {float(self.input_probability[i]):.0%}" for n, i in zip(names, self.input_indices, strict=True)]
+                lines.append(f"selected in how many of {self.num_chains} runs: {', '.join(shares[:12])}")
+        for name, mask in self.masks.items():
+            shape = " x ".join(str(size) for size in mask.shape) or "1"
+            units = f", {int(mask.flatten(1).any(1).sum())} of {len(mask)} units" if mask.dim() > 1 else ""
+            lines.append(f"  {name} ({shape}): {int(mask.sum()):,} kept{units}")
+        return "\n".join(lines)
+
+
+def compact(module: nn.Module) -> nn.Sequential:
+    """The small dense network of a pruned chain of linear layers: live units only, reading the selected inputs in order.
+
+    Raises:
+        ValueError: where ``module`` is no chain of linear layers and elementwise maps.
+    """
+    chain = linear_chain(module)
+    if chain is None:
+        raise ValueError(f"module must be linear layers and elementwise maps one after another, got {type(module).__name__}")
+    parameters = dict(module.named_parameters())
+    reads = [(parameters[layer.weight] != 0).any(0) for layer in chain]
+    units = [*reads[1:], torch.ones_like(parameters[chain[-1].weight][:, 0], dtype=torch.bool)]
+    parts: list[nn.Module] = []
+    for layer, columns, rows in zip(chain, reads, units, strict=True):
+        weight = parameters[layer.weight].detach()[rows][:, columns]
+        linear = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None).to(weight)
+        with torch.no_grad():
+            linear.weight.copy_(weight)
+            if layer.bias is not None:
+                linear.bias.copy_(parameters[layer.bias].detach()[rows])
+        parts += [linear, *copy.deepcopy(layer.activation).children()]
+    return nn.Sequential(*parts)
