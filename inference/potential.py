@@ -8,8 +8,11 @@ where :math:`T` maps the unconstrained position to the supports and :math:`J` is
 density, never on the Jacobian. A batch estimates the likelihood by N / m times its sum.
 """
 
+import os
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyro
@@ -19,12 +22,18 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pyro_sparse.inference.inspection import Node, Specification, rows
 from pyro_sparse.models.annealed import annealed
+from pyro_sparse.models import layers
 from pyro_sparse.models.layers import with_priors
 
 Program = Callable[..., Any]
+
+# Folders whose lines are never the model's own: this package's, Pyro's and PyTorch's.
+_LIBRARIES = (__file__, layers.__file__, pyro.__file__, torch.__file__)
+_NOT_THE_MODEL = ("<", *(f"{Path(file).parent}{os.sep}" for file in _LIBRARIES))
 
 
 class Tempering(NamedTuple):
@@ -104,6 +113,7 @@ class Potential:
         except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
             self.reason = f"it cannot be traced: {_first_line(error)}"
         else:
+            graph = _tidied(graph)
             self._random = any(torch.Tag.nondeterministic_seeded in _tags(node.target) for node in graph.graph.nodes)
             self._program = graph
             self.reason = self._difference(graph, position, indices)
@@ -225,13 +235,40 @@ class _same_random_numbers:
         self._fork.__exit__(*error)
 
 
+def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same program with what stands in it twice computed once, and what depends on constants alone beforehand."""
+    merged = CSEPass()(graph)
+    graph = merged.graph_module if merged is not None else graph
+    known: dict[torch.fx.Node, Tensor] = {}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            known[node] = getattr(graph, str(node.target))
+        elif node.op == "call_function" and node.all_input_nodes and all(n in known for n in node.all_input_nodes):
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
+            value = node.target(*arguments[0], **arguments[1])
+            if not isinstance(value, Tensor):
+                continue
+            known[node] = value
+            name = f"_known_{len(known)}"
+            graph.register_buffer(name, value)
+            with graph.graph.inserting_before(node):
+                constant = graph.graph.get_attr(name)
+            known[constant] = value
+            node.replace_all_uses_with(constant)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
 def _tags(target: Any) -> tuple[Any, ...]:
     return tuple(getattr(target, "tags", ()))
 
 
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    text = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_MODEL)]
+    return f"{text} (in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else text
 
 
 __all__ = ["Evaluation", "Potential", "Tempering", "trace_with"]

@@ -11,7 +11,7 @@ from pyro_sparse.inference.inspection import Node, Specification
 from pyro_sparse.inference.potential import trace_with
 
 BLOCK = 8192  # rows evaluated at once
-JACOBIAN_BLOCK = 64  # rows whose gradients are taken at once: each costs a backward pass over the block
+NUMBERS_AT_ONCE = 2**23  # derivatives held at once
 
 
 class Response:
@@ -83,12 +83,18 @@ class Response:
         self, values_of: Callable[[Tensor], dict[str, Tensor]], free: Tensor, inputs: tuple[Tensor, ...]
     ) -> Tensor:
         """Derivatives (rows, len(free)) of the mean at ``values_of(free)``."""
-        num_rows = len(inputs[0])
-        parts = [
-            torch.func.jacrev(lambda z, block=indices: self._mean(values_of(z), inputs, block))(free)
-            for indices in self.blocks(num_rows, JACOBIAN_BLOCK)
-        ]
-        return torch.cat(parts)[:num_rows].detach()
+        if self.spec.subsamples_itself:  # its batch size is fixed, so it cannot be asked for one row
+            blocks = self.blocks(len(inputs[0]), BLOCK)
+            parts = [torch.func.jacrev(lambda z, b=b: self._mean(values_of(z), inputs, b))(free) for b in blocks]
+            return torch.cat(parts)[: len(inputs[0])].detach()
+
+        def mean_of_row(z: Tensor, row: Tensor) -> Tensor:
+            return self._mean(values_of(z), inputs, row[None]).sum()
+
+        chunk = max(1, NUMBERS_AT_ONCE // max(1, self.spec.layout.num_coordinates))
+        by_row = torch.func.vmap(torch.func.grad(mean_of_row), in_dims=(None, 0), chunk_size=chunk)
+        jacobian: Tensor = by_row(free, torch.arange(len(inputs[0]), device=inputs[0].device))
+        return jacobian.detach()
 
     def check_normal(self, node: Node) -> None:
         """Raises unless the response is one normal number a row, of the same scale in every row."""

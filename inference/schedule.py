@@ -66,12 +66,14 @@ class PriorAnnealing:
 
     def __post_init__(self) -> None:
         for phase in PHASES:
-            _require(f"{phase}_steps", self.length(phase), self.length(phase) >= 0, "be >= 0")
+            steps = getattr(self, f"{phase}_steps")
+            _require(f"{phase}_steps", steps, steps >= 0 and steps % 1 == 0, "be an integer >= 0")
         for name in ("temperature", "sample_temperature", "weight_decay"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "be finite and >= 0")
         _require("learning_rate", self.learning_rate, 0 < self.learning_rate < math.inf, "be finite and > 0")
         _require("friction", self.friction, 0 < self.friction <= 1, "lie in (0, 1]")
-        _require("cool_period", self.cool_period, self.cool_period >= 1, "be >= 1")
+        period = self.cool_period
+        _require("cool_period", period, period >= 1 and period % 1 == 0, "be an integer >= 1")
         _require("num_steps", self.num_steps, self.num_steps >= 1, "be >= 1 over all phases")
 
     @classmethod

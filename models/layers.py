@@ -9,6 +9,7 @@ import pyro
 import torch
 from pyro.distributions import TorchDistribution
 from pyro.nn import PyroModule
+from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK, am_i_wrapped
 from pyro.poutine.trace_messenger import TraceMessenger
@@ -118,6 +119,12 @@ class SparseModule(PyroModule):
             return cast(Tensor, drawn["value"])
         if parameter not in self.sparse_names:
             return cast(Tensor, pyro.param(site, start))
+        plates = [handler.name for handler in _PYRO_STACK if isinstance(handler, IndepMessenger)]
+        if plates:  # which would count the prior once a row
+            raise ValueError(
+                f"the network of site '{site}' is called inside plate '{plates[0]}': call it outside, as its weights are "
+                "shared by all rows and particles (take a batch's rows in one `with plate as i:`, observe in a second)"
+            )
         infer = {"sparse_module": self, "sparse_parameter": parameter}
         value = cast(Tensor, pyro.sample(site, self.site_law(parameter), infer=infer))
         if value.shape != start.shape:
@@ -175,6 +182,9 @@ def _priors_by_name(prior: Prior, names: Sequence[str]) -> dict[str, SpikeSlab]:
     unknown = sorted(set(prior) - set(names))
     if unknown:
         raise ValueError(f"prior must name sparse parameters of the module, {list(names)}, got {unknown}")
+    for name, law in prior.items():
+        if not isinstance(law, SpikeSlab):
+            raise TypeError(f"prior of '{name}' must be a SpikeSlab, got {type(law).__name__}")
     return dict(prior)
 
 

@@ -11,10 +11,6 @@ from torch.distributions import constraints
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
-def _log_normal(value: Tensor, scale: Tensor) -> Tensor:
-    return -0.5 * (value / scale) ** 2 - scale.log() - _HALF_LOG_TAU
-
-
 class SpikeSlab(TorchDistribution):
     r"""Spike-and-slab law of a weight: a narrow normal around zero mixed with a wide one.
 
@@ -108,11 +104,15 @@ class SpikeSlab(TorchDistribution):
         return new
 
     @property
+    def _current_spike_variance(self) -> Tensor:
+        if isinstance(self.progress, float) and self.progress == 1.0:
+            return self.spike_scale**2
+        return (1 - self.progress) * self.initial_spike_scale**2 + self.progress * self.spike_scale**2
+
+    @property
     def current_spike_scale(self) -> Tensor:
         """sigma_0 at the present progress u: sqrt((1 - u) initial_spike_scale² + u spike_scale²)."""
-        if isinstance(self.progress, float) and self.progress == 1.0:
-            return self.spike_scale
-        return ((1 - self.progress) * self.initial_spike_scale**2 + self.progress * self.spike_scale**2).sqrt()
+        return self._current_spike_variance.sqrt()
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of each weight in ``value``, of the broadcast shape of value and batch."""
@@ -120,28 +120,31 @@ class SpikeSlab(TorchDistribution):
             self._validate_sample(value)
         if value.shape != self.batch_shape:
             value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
-        slab = _log_normal(value, self.slab_scale) + self.slab_prob.log()
-        spike = _log_normal(value, self.current_spike_scale) + torch.log1p(-self.slab_prob)
-        return torch.logaddexp(slab, spike)
+        square = value * value
+        slab = self.slab_prob.log() - self.slab_scale.log() - _HALF_LOG_TAU - 0.5 * self.slab_scale**-2 * square
+        # Bayes' rule, p(w) = lambda N(w; 0, slab²) / inclusion probability: no difference of large numbers far out.
+        return slab - torch.nn.functional.logsigmoid(self._inclusion_log_odds(square))
 
     def inclusion_probability(self, value: Tensor) -> Tensor:
         """pi(gamma = 1 | w), the probability that a weight of this value came from the slab, in [0, 1]."""
-        return torch.sigmoid(self._inclusion_log_odds(value))
+        return torch.sigmoid(self._inclusion_log_odds(value * value))
 
-    def _inclusion_log_odds(self, value: Tensor) -> Tensor:
-        curvature = 0.5 * (self.current_spike_scale**-2 - self.slab_scale**-2)
-        return curvature * value**2 - self._exclusion_log_odds_at_zero
+    def _inclusion_log_odds(self, square: Tensor) -> Tensor:
+        return self._curvature * square - self._exclusion_log_odds_at_zero
+
+    @property
+    def _curvature(self) -> Tensor:
+        return 0.5 * (1 / self._current_spike_variance - self.slab_scale**-2)
 
     @property
     def _exclusion_log_odds_at_zero(self) -> Tensor:
-        scales = self.slab_scale.log() - self.current_spike_scale.log()
+        scales = self.slab_scale.log() - 0.5 * self._current_spike_variance.log()
         return torch.log1p(-self.slab_prob) - self.slab_prob.log() + scales
 
     @property
     def inclusion_threshold(self) -> Tensor:
         """|w| at which the inclusion probability is 1/2 (Algorithm 1, step iii); 0 where every weight is included."""
-        curvature = 0.5 * (self.current_spike_scale**-2 - self.slab_scale**-2)
-        return (self._exclusion_log_odds_at_zero.clamp(min=0) / curvature).sqrt()
+        return (self._exclusion_log_odds_at_zero.clamp(min=0) / self._curvature).sqrt()
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """Independent draws, of shape ``sample_shape + batch_shape``."""

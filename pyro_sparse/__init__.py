@@ -11,3 +11,5 @@ from pyro_sparse.inference.prediction import predict
 from pyro_sparse.inference.refit import Fit, refit
 from pyro_sparse.inference.selection import mipp, select
 from pyro_sparse.inference.structure import Structure
+from pyro_sparse.inference.kernel import SGHMC
+from pyro_sparse.models.regression import normal_regression

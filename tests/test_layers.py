@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS
+from pyro.infer import MCMC, NUTS, Predictive
 from pyro.infer.autoguide import AutoDelta
 from pyro.nn import PyroModule
 from torch import Tensor, nn
@@ -151,7 +151,7 @@ def test_to_moves_weights_and_hyper_parameters(parent: Callable[[nn.Module], nn.
     assert all(law.sample().dtype is law.spike_scale.dtype is torch.float64 for law in net.priors.values())
     assert all(node["value"].dtype is torch.float64 for node in sites(net, X.double()).values())
     net.float()
-    assert sites(net, X)["layer1.weight"]["value"].dtype is torch.float32
+    assert all(node["value"].dtype is torch.float32 for node in sites(net, X).values())
     assert PRIOR.slab_scale.dtype is torch.float32
 
 
@@ -297,7 +297,7 @@ def test_an_unset_prior_is_an_error_under_any_other_inference() -> None:
         lambda: sites(model),
         lambda: MCMC(NUTS(model), num_samples=1, disable_progbar=True).run(),
         lambda: AutoDelta(model)(),
-        lambda: ps.annealed(0.5)(poutine.trace(model)).get_trace(),
+        lambda: sites(ps.annealed(0.5)(model)),
     ):
         with pytest.raises(ValueError, match=message):
             use()
@@ -310,15 +310,27 @@ def test_default_prior_fits_what_the_message_asks_for() -> None:
     assert list(sites(net, X)) == SITES
 
 
-def test_more_than_one_draw_at_a_time_is_refused() -> None:
+def test_a_plate_around_the_network_is_refused() -> None:
+    """It would multiply the prior by the plate's size, in silence where the values are given."""
     net = make()
 
     def model() -> None:
-        with pyro.plate("particles", 5, dim=-3):
+        with pyro.plate("rows", 4, dim=-1):
             net(X)
 
+    values = dict(net.module.named_parameters())
+    for wrapped in (model, poutine.condition(model, values)):
+        with pytest.raises(ValueError, match=r"the network of site 'layer1.weight' is called inside plate 'rows'"):
+            poutine.trace(wrapped).get_trace()
+
+
+def test_more_than_one_draw_at_a_time_is_refused() -> None:
+    net = make()
+    values = {name: p.detach().expand(5, 1, *p.shape) for name, p in net.module.named_parameters()}
     with pytest.raises(ValueError, match=r"site 'layer1.weight' drew a value of shape .*networks take one draw at a time"):
-        poutine.trace(model).get_trace()
+        poutine.condition(net, values)(X)
+    with pytest.raises(ValueError, match="inside plate '_num_predictive_samples'"):
+        Predictive(lambda: net(X), posterior_samples=values, parallel=True)()
 
 
 @pytest.mark.parametrize("bad", [torch.relu, None, "net", make()])
