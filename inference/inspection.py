@@ -81,9 +81,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         raise ValueError(f"site names must not contain '/', which xarray reserves for groups, got {slashed}")
     if not layout.sites:
         raise ValueError("model must have a latent site to sample, got none")
-    return Specification(
-        model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed)
-    )
+    return Specification(model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed))
 
 
 def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
@@ -125,7 +123,8 @@ class _Start(Messenger):
         if owner is not None:
             value = self._module(owner).get_parameter(msg["infer"]["sparse_parameter"]).detach().clone()
         elif law is not None:
-            value = (torch.randn(law.batch_shape) * law.initial_spike_scale).detach()
+            scale = law.initial_spike_scale.detach()
+            value = torch.randn(law.batch_shape, dtype=scale.dtype, device=scale.device) * scale
         elif not hasattr(msg["fn"], "has_enumerate_support") or msg["fn"].has_enumerate_support:
             raise ValueError(f"site '{msg['name']}' is discrete: enumerate or marginalise it; gradients need none such")
         else:
@@ -133,7 +132,9 @@ class _Start(Messenger):
         msg["value"] = value.requires_grad_()
 
 
-def trace_at_start(model: Model, data: tuple[Tensor, ...], seed: int, chain: int, fresh: bool = False) -> dict[str, Node]:
+def trace_at_start(
+    model: Model, data: tuple[Tensor, ...], seed: int, chain: int, fresh: bool = False
+) -> dict[str, Node]:
     """The nodes of one run of the model at the start of a chain; the global generator and param store are left alone."""
     store = pyro.get_param_store()
     devices = sorted({t.device.index or 0 for t in data if t.is_cuda})
@@ -158,7 +159,9 @@ def _checked_data(data: Any) -> tuple[Tensor, ...]:
     if isinstance(data, (Tensor, np.ndarray)):
         data = (data,)
     if not isinstance(data, (tuple, list)):
-        raise TypeError(f"data must be a tuple of tensors or arrays, the arguments of the model, got {type(data).__name__}")
+        raise TypeError(
+            f"data must be a tuple of tensors or arrays, the arguments of the model, got {type(data).__name__}"
+        )
     tensors = []
     for position, item in enumerate(data):
         if not isinstance(item, (Tensor, np.ndarray)):
@@ -212,7 +215,9 @@ def _own_subsample_size(nodes: Mapping[str, Node], observed: Mapping[str, Node],
     return int(sizes.pop()) if sizes else None
 
 
-def _check_plates(nodes: Mapping[str, Node], observed: Mapping[str, Node], plates: frozenset[str], num_data: int) -> None:
+def _check_plates(
+    nodes: Mapping[str, Node], observed: Mapping[str, Node], plates: frozenset[str], num_data: int
+) -> None:
     for name, node in observed.items():
         frames = node["cond_indep_stack"]
         fix = f"write `with pyro.plate('data', {num_data}, subsample_size=len(x)):` around it"
@@ -298,5 +303,7 @@ def _final_law(name: str, node: Node, priors: Mapping[str, SpikeSlab]) -> SpikeS
         return None
     for argument in law.arg_constraints:
         if getattr(law, argument).requires_grad:
-            raise ValueError(f"{argument} of site '{name}' must be a number or a constant tensor, got one that is sampled")
+            raise ValueError(
+                f"{argument} of site '{name}' must be a number or a constant tensor, got one that is sampled"
+            )
     return law.at(1.0).expand(shape)

@@ -80,9 +80,7 @@ class SGHMC(MCMCKernel):
         self._batches = Batches(self._spec.num_data, self._spec.batch_size, seed, chain, position.device)
         self._potential = Potential(self._spec, position, (self._batches(0), self._batches(1)))
         self._tempering: Tempering = self._potential.tempering(1.0, 1.0, self.temperature, position)
-        self._controls = Controls(
-            self.step_size * self._spec.num_data, self.friction, self.temperature, 1.0, 1.0, 0.0
-        )
+        self._controls = Controls(self.step_size * self._spec.num_data, self.friction, self.temperature, 1.0, 1.0, 0.0)
         self._initial = {site.name: part for site, part in self._layout.parts(position)}
         self.transforms = {s.name: (s.transform or identity_transform).inv for s in self._layout.sites}
 

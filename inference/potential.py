@@ -167,7 +167,9 @@ class Potential:
         self, values: dict[str, Tensor], tempering: Tempering, indices: Tensor, *data: Tensor
     ) -> dict[str, Tensor]:
         """The tempered log density of every site at given values, each summed and scaled as the model says."""
-        model = annealed(tempering.prior_power, tempering.spike_progress)(with_priors(self.spec.priors)(self.spec.model))
+        model = annealed(tempering.prior_power, tempering.spike_progress)(
+            with_priors(self.spec.priors)(self.spec.model)
+        )
         nodes = trace_with(model, values, indices, self.spec.plates, data)
         return {
             name: scale_and_mask(node["fn"].log_prob(node["value"]), node["scale"], node["mask"]).sum()

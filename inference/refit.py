@@ -2,11 +2,14 @@
 
 import copy
 import dataclasses
+import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +17,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from pyro_sparse.inference import structure as structures
-from pyro_sparse.inference.inspection import Specification
+from pyro_sparse.inference.inspection import Model, Specification, inspect
 from pyro_sparse.inference.intervals import FisherInformation, fisher_information
 from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.potential import Potential
@@ -23,6 +26,7 @@ from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.structure import Structure
 
 ROUND = 25  # iterations between two evaluations of the metric
+_SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised")
 MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
 
 
@@ -89,7 +93,11 @@ class Fit:
             name: prefix of its sites, where the model has several networks.
         """
         candidates = {m.site_name(""): m for m in self.layout.modules()}
-        if not candidates or (name is None and len(candidates) > 1) or (name is not None and f"{name}." not in candidates):
+        if (
+            not candidates
+            or (name is None and len(candidates) > 1)
+            or (name is not None and f"{name}." not in candidates)
+        ):
             raise ValueError(f"name must be one of the model's networks {sorted(candidates)}, got {name!r}")
         sparse = next(iter(candidates.values())) if name is None else candidates[f"{name}."]
         module = copy.deepcopy(sparse.module)
@@ -108,12 +116,89 @@ class Fit:
         matrix = self.information.noise_variance * (factor @ factor.T)
         kept = self.structure.kept(self.free).nonzero().flatten()[self.matters]
         labels = [
-            f"{site.name}[{', '.join(str(i) for i in np.unravel_index(number, site.shape))}]" if site.shape else site.name
+            f"{site.name}[{', '.join(str(i) for i in np.unravel_index(number, site.shape))}]"
+            if site.shape
+            else site.name
             for site in self.layout.sites
             for number in range(site.shape.numel())
         ]
         names = np.array(labels)[kept.cpu().numpy()]
-        return xr.DataArray(matrix.cpu().numpy(), dims=("weight", "weight_"), coords={"weight": names, "weight_": names})
+        return xr.DataArray(
+            matrix.cpu().numpy(), dims=("weight", "weight_"), coords={"weight": names, "weight_": names}
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fit to a new or existing folder: ``fit.json`` and ``fit.npz``, read by :meth:`load`, no pickle."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        spec, information = self.response.spec, self.information
+        arrays = {f"value/{name}": value for name, value in self.values.items()}
+        arrays |= {f"mask/{name}": mask for name, mask in self.structure.masks.items()}
+        arrays |= {f"information/{name}": getattr(information, name) for name in ("factor", "scale", "leverages")}
+        arrays |= {name: getattr(self, name) for name in ("free", "matters", "relative_precision")}
+        arrays |= {name: getattr(self.structure, name) for name in ("input_probability", "reads")}
+        np.savez(folder / "fit.npz", **{name: array.cpu().numpy() for name, array in arrays.items()})
+        settings = {
+            "fit": {name: getattr(self, name) for name in _SCALARS},
+            "information": {
+                name: getattr(information, name) for name in ("noise_variance", "degrees_of_freedom", "rank")
+            },
+            "structure": {"input_names": self.structure.input_names, "num_chains": self.structure.num_chains},
+            "spec": {name: getattr(spec, name) for name in ("num_data", "batch_size", "subsamples_itself")}
+            | {"plates": sorted(spec.plates)},
+            "site": self.response.site,
+        }
+        (folder / "fit.json").write_text(json.dumps(settings, indent=2))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Model, data: Any) -> Self:
+        """A saved fit, ready to predict.
+
+        Args:
+            path: the folder.
+            model: the model it was saved from; its weights are taken from the folder.
+            data: rows as those it was fitted to, any number >= 1: they show the model its shapes.
+        """
+        folder = Path(path)
+        settings = json.loads((folder / "fit.json").read_text())
+        with np.load(folder / "fit.npz", allow_pickle=False) as file:
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+
+        def group(prefix: str) -> dict[str, Tensor]:
+            return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+        known = settings["spec"] | {"plates": frozenset(settings["spec"]["plates"])}
+        spec = dataclasses.replace(_in_double(inspect(model, data, None, 0)), **known)
+        layout, values, masks = spec.layout, group("value/"), group("mask/")
+        if {site.name: site.shape for site in layout.sites if not site.transform} != {
+            name: value.shape for name, value in values.items() if not layout[name].transform
+        }:
+            raise ValueError(f"model must have the sites of the saved fit, {sorted(values)}, got {layout}")
+        names = settings["structure"]["input_names"]
+        structure = Structure(
+            masks,
+            values,
+            arrays["input_probability"],
+            arrays["reads"],
+            None if names is None else tuple(names),
+            settings["structure"]["num_chains"],
+            layout,
+        )
+        where = structure.kept(arrays["free"]).nonzero().flatten()
+        fit = cls(
+            structure=structure,
+            values=values,
+            response=Response(spec, settings["site"]),
+            free=arrays["free"],
+            values_at=_values_at(layout, where),
+            data=(),
+            relative_precision=arrays["relative_precision"],
+            **settings["fit"],
+        )
+        # What it would compute from the training rows, which are not saved.
+        fit.__dict__["matters"] = arrays["matters"]
+        fit.__dict__["information"] = FisherInformation(**group("information/"), **settings["information"])
+        return fit
 
     def __str__(self) -> str:
         state = "converged" if self.converged else "not converged"
@@ -161,15 +246,10 @@ def refit(
     tempering = potential.tempering(0.0, 1.0, 0.0, start)
 
     where = kept.nonzero().flatten()
-
-    def full(free: Tensor) -> Tensor:
-        return torch.zeros_like(start).scatter(0, where, free)
-
-    def values_at(free: Tensor) -> dict[str, Tensor]:
-        return layout.constrained(full(free))
+    values_at = _values_at(layout, where)
 
     def objective(free: Tensor) -> tuple[float, Tensor]:
-        position = full(free)
+        position = torch.zeros_like(start).scatter(0, where, free)
         parts = [potential(position, tempering, indices) for indices in batches]
         loss = torch.stack([part.mean_potential for part in parts]).mean()
         gradient = torch.stack([part.mean_gradient for part in parts]).mean(0)
@@ -187,7 +267,8 @@ def refit(
         if not taken:
             break
     fitted = {name: value.detach() for name, value in values_at(free).items()}
-    final = [potential(full(free), tempering, indices) for indices in batches]
+    end = layout.unconstrained(fitted)
+    final = [potential(end, tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
     noise = _model_noise_variance(response, fitted)
     return Fit(
@@ -206,8 +287,21 @@ def refit(
     )
 
 
+def _values_at(layout: Layout, where: Tensor) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Values of all sites as a function of the free coordinates, which stand at ``where`` of the position."""
+
+    def values_at(free: Tensor) -> dict[str, Tensor]:
+        return layout.constrained(free.new_zeros(layout.num_coordinates).scatter(0, where, free))
+
+    return values_at
+
+
 def _minimise(
-    objective: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, metric: Tensor, iterations: int, tolerance: float
+    objective: Callable[[Tensor], tuple[float, Tensor]],
+    start: Tensor,
+    metric: Tensor,
+    iterations: int,
+    tolerance: float,
 ) -> tuple[Tensor, float, int]:
     """L-BFGS in the coordinates that ``metric`` makes round: the minimiser, the largest derivative in them, iterations taken."""
     from scipy.optimize import minimize

@@ -39,7 +39,9 @@ class Response:
                 raise ValueError(f"x_new must have shape {expected} as data[{position}], got {tuple(tensor.shape)}")
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise ValueError("x_new must be finite, got NaN or infinity")
-        return tuple(t.to(dtype or like.dtype) if like.is_floating_point() else t for t, like in zip(tensors, data, strict=False))
+        return tuple(
+            t.to(dtype or like.dtype) if like.is_floating_point() else t for t, like in zip(tensors, data, strict=False)
+        )
 
     def blocks(self, num_rows: int, size: int) -> list[Tensor]:
         """Row numbers block by block; a model that subsamples itself gets its own size, the last block padded."""
@@ -64,7 +66,9 @@ class Response:
                 f"(`obs=y`, or `obs=None if y is None else y[i]`): {error}"
             ) from error
         if absent and nodes[self.site]["is_observed"]:
-            raise ValueError(f"site '{self.site}' must be unobserved when its response is None; the model observes it still")
+            raise ValueError(
+                f"site '{self.site}' must be unobserved when its response is None; the model observes it still"
+            )
         return nodes[self.site]
 
     def mean(self, values: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:

@@ -188,7 +188,8 @@ def _run_chain(
             bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
         if is_draw:
             draws.append(state.position.clone())
-            heat = _minibatch_temperature(potential, state.position, tempering, controls, seed, chain, step)
+            with _random_numbers(potential, seed, chain, step, position.device):
+                heat = _minibatch_temperature(potential, state.position, tempering, controls, seed, chain, step)
             for name, value in zip(STATISTICS, (*controls, step, loss, kept, heat), strict=True):
                 statistics[name].append(value)
         bar.update()

@@ -139,7 +139,9 @@ class PriorAnnealing:
         """Largest ``learning_rate / num_data * prior_power / spike_scale²`` of the run; must stay under 2 (2 - friction)."""
         # Within a phase and between two drops the ratio can only rise, so its last steps are enough.
         starts = {sum(self.length(p) for p in PHASES[:i]) for i in range(1, len(PHASES) + 1)}
-        last_steps = {s - 1 for s in starts | set(self.learning_rate_drops) | {self.num_steps} if 0 < s <= self.num_steps}
+        last_steps = {
+            s - 1 for s in starts | set(self.learning_rate_drops) | {self.num_steps} if 0 < s <= self.num_steps
+        }
         ratios = []
         for step in last_steps | {self.num_steps - 1}:
             now = self.at(step)

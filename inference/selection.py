@@ -99,7 +99,8 @@ def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
         first = next((p for p in module.module.parameters() if p.dim() == 2), None)
         if first is not None and first.shape[1] == num_inputs:
             all_masks = {
-                n: masks.get(s.name, torch.ones(s.shape, dtype=torch.bool, device=first.device)) for n, s in sites.items()
+                n: masks.get(s.name, torch.ones(s.shape, dtype=torch.bool, device=first.device))
+                for n, s in sites.items()
             }
             reads |= live_inputs(module.module, all_masks, num_inputs).cpu()
     for site in layout.spike_slab_sites():

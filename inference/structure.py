@@ -224,7 +224,10 @@ class Structure:
             text = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
             lines.append(f"{len(names)} of {len(self.reads)} inputs selected: {text or 'none'}")
             if self.num_chains > 1 and names:
-                shares = [f"{n} {float(self.input_probability[i]):.0%}" for n, i in zip(names, self.input_indices, strict=True)]
+                shares = [
+                    f"{n} {float(self.input_probability[i]):.0%}"
+                    for n, i in zip(names, self.input_indices, strict=True)
+                ]
                 lines.append(f"selected in how many of {self.num_chains} runs: {', '.join(shares[:12])}")
         for name, mask in self.masks.items():
             shape = " x ".join(str(size) for size in mask.shape) or "1"
@@ -241,7 +244,9 @@ def compact(module: nn.Module) -> nn.Sequential:
     """
     chain = linear_chain(module)
     if chain is None:
-        raise ValueError(f"module must be linear layers and elementwise maps one after another, got {type(module).__name__}")
+        raise ValueError(
+            f"module must be linear layers and elementwise maps one after another, got {type(module).__name__}"
+        )
     parameters = dict(module.named_parameters())
     reads = [(parameters[layer.weight] != 0).any(0) for layer in chain]
     units = [*reads[1:], torch.ones_like(parameters[chain[-1].weight][:, 0], dtype=torch.bool)]

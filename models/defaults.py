@@ -36,7 +36,9 @@ def default_prior(module: nn.Module, num_data: int) -> dict[str, SpikeSlab]:
     for parameters in layers.values():
         widest = max((p for _, p in parameters), key=lambda p: p.numel())
         largest = max(float(p.detach().abs().max()) for _, p in parameters)
-        law = _law(largest if largest > 0 else 1.0, 0.5 * math.log(num_data) + math.log(widest.numel())).to(widest.detach())
+        law = _law(largest if largest > 0 else 1.0, 0.5 * math.log(num_data) + math.log(widest.numel())).to(
+            widest.detach()
+        )
         laws.update({name: law for name, _ in parameters})
     return laws
 

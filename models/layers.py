@@ -178,7 +178,9 @@ def _priors_by_name(prior: Prior, names: Sequence[str]) -> dict[str, SpikeSlab]:
     if isinstance(prior, SpikeSlab):
         return dict.fromkeys(names, prior)
     if not isinstance(prior, Mapping):
-        raise TypeError(f"prior must be a SpikeSlab, a mapping from parameter names to SpikeSlab, or None, got {prior!r}")
+        raise TypeError(
+            f"prior must be a SpikeSlab, a mapping from parameter names to SpikeSlab, or None, got {prior!r}"
+        )
     unknown = sorted(set(prior) - set(names))
     if unknown:
         raise ValueError(f"prior must name sparse parameters of the module, {list(names)}, got {unknown}")

@@ -51,7 +51,12 @@ class SpikeSlab(TorchDistribution):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        given = (slab_prob, spike_scale, slab_scale, spike_scale if initial_spike_scale is None else initial_spike_scale)
+        given = (
+            slab_prob,
+            spike_scale,
+            slab_scale,
+            spike_scale if initial_spike_scale is None else initial_spike_scale,
+        )
         like = next((a for a in given if isinstance(a, Tensor)), torch.empty(0))
         tensors = [torch.as_tensor(a, dtype=like.dtype, device=like.device) for a in given]
         # Not broadcast: one hyper-parameter for a whole layer costs one logarithm, not one a weight.

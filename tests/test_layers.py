@@ -327,7 +327,9 @@ def test_a_plate_around_the_network_is_refused() -> None:
 def test_more_than_one_draw_at_a_time_is_refused() -> None:
     net = make()
     values = {name: p.detach().expand(5, 1, *p.shape) for name, p in net.module.named_parameters()}
-    with pytest.raises(ValueError, match=r"site 'layer1.weight' drew a value of shape .*networks take one draw at a time"):
+    with pytest.raises(
+        ValueError, match=r"site 'layer1.weight' drew a value of shape .*networks take one draw at a time"
+    ):
         poutine.condition(net, values)(X)
     with pytest.raises(ValueError, match="inside plate '_num_predictive_samples'"):
         Predictive(lambda: net(X), posterior_samples=values, parallel=True)()
@@ -349,10 +351,18 @@ def test_where_must_choose_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("prior", "error", "message"),
     [
-        ({"layer1.wieght": PRIOR}, ValueError, r"prior must name sparse parameters of the module.*got \['layer1.wieght'\]"),
+        (
+            {"layer1.wieght": PRIOR},
+            ValueError,
+            r"prior must name sparse parameters of the module.*got \['layer1.wieght'\]",
+        ),
         (0.5, TypeError, r"prior must be a SpikeSlab, a mapping from parameter names to SpikeSlab, or None, got 0.5"),
         (PRIOR.expand([5, 7]), ValueError, r"prior of 'layer1.weight' must broadcast to .*\(2, 3\), got \(5, 7\)"),
-        ({"layer2.bias": PRIOR.expand([4, 1])}, ValueError, r"prior of 'layer2.bias' must broadcast .*\(1,\), got \(4, 1\)"),
+        (
+            {"layer2.bias": PRIOR.expand([4, 1])},
+            ValueError,
+            r"prior of 'layer2.bias' must broadcast .*\(1,\), got \(4, 1\)",
+        ),
         ({"layer2.bias": dist.Normal(0.0, 1.0)}, TypeError, r"prior of 'layer2.bias' must be a SpikeSlab, got Normal"),
     ],
 )

@@ -111,8 +111,15 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        *(({f"{p}_steps": -1}, f"{p}_steps must be an integer >= 0, got -1") for p in ("train", "power", "spike", "cool", "sample")),
-        *(({f"{p}_steps": bad}, f"{p}_steps must be an integer >= 0, got") for p in ("train", "cool") for bad in (NAN, 1.5)),
+        *(
+            ({f"{p}_steps": -1}, f"{p}_steps must be an integer >= 0, got -1")
+            for p in ("train", "power", "spike", "cool", "sample")
+        ),
+        *(
+            ({f"{p}_steps": bad}, f"{p}_steps must be an integer >= 0, got")
+            for p in ("train", "cool")
+            for bad in (NAN, 1.5)
+        ),
         *(({"learning_rate": bad}, "learning_rate must be finite and > 0, got") for bad in (0, -1, NAN, INF)),
         *(({"friction": bad}, r"friction must lie in \(0, 1\], got") for bad in (0, -0.1, 1.1, NAN)),
         *(({"temperature": bad}, "^temperature must be finite and >= 0, got") for bad in (-1, NAN, INF)),
@@ -168,7 +175,9 @@ def check(ratio: float, friction: float = 1.0) -> list[str]:
 def test_at_the_bound_an_error_names_site_and_remedy(friction: float) -> None:
     bound = 2 * (2 - friction)
     for ratio in (bound, 1.5 * bound):
-        with pytest.raises(ValueError, match=r"at site 'narrow' \(num_data 8\).*lower learning_rate or raise spike_scale"):
+        with pytest.raises(
+            ValueError, match=r"at site 'narrow' \(num_data 8\).*lower learning_rate or raise spike_scale"
+        ):
             check(ratio, friction)
     assert len(check(0.99 * bound, friction)) == 1
 

@@ -71,7 +71,12 @@ def test_init_is_at_rest_and_a_copy() -> None:
 def test_noise_is_standard_normal_and_of_one_step_chain_and_seed() -> None:
     """Kolmogorov-Smirnov at one in 1,000; correlations of 100,000 pairs within five standard errors."""
     like = torch.zeros(NUM_CHAINS)
-    cases = {(seed, chain, step): Noise(seed, chain, CPU)(step, like) for seed in (0, 1) for chain in (0, 1) for step in (0, 1)}
+    cases = {
+        (seed, chain, step): Noise(seed, chain, CPU)(step, like)
+        for seed in (0, 1)
+        for chain in (0, 1)
+        for step in (0, 1)
+    }
     assert all(stats.kstest(draws.numpy(), "norm").pvalue > 1e-3 for draws in cases.values())
     correlation = np.corrcoef(torch.stack(list(cases.values())).numpy())
     assert np.abs(correlation - np.eye(len(cases))).max() < 5 / NUM_CHAINS**0.5

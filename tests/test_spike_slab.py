@@ -57,7 +57,8 @@ def assert_close(got: Tensor, right: Tensor, tolerance: float) -> None:
 def moments(unnormalised: Callable[[float], float]) -> tuple[float, float]:
     """Mean and standard deviation of a law on the line, by quadrature."""
     mass, first, second = (
-        integrate.quad(lambda w, k=k: w**k * unnormalised(w), -12, 12, points=[-1, 0, 1], limit=500)[0] for k in range(3)
+        integrate.quad(lambda w, k=k: w**k * unnormalised(w), -12, 12, points=[-1, 0, 1], limit=500)[0]
+        for k in range(3)
     )
     return first / mass, (second / mass - (first / mass) ** 2) ** 0.5
 
