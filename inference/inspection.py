@@ -142,8 +142,8 @@ def trace_at_start(
         torch.manual_seed(stream(seed, chain, "start"))
         with _Start(fresh):
             model(*data)
-    kinds = ("sample", "param")
-    return {name: cast(Node, n) for name, n in tracer.trace.nodes.items() if n["type"] in kinds and not _is_plate(n)}
+    nodes = {name: cast(Node, n) for name, n in tracer.trace.nodes.items() if n["type"] in ("sample", "param")}
+    return {name: n for name, n in nodes.items() if not isinstance(n["fn"], _Subsample)}
 
 
 def _reinitialised(module: torch.nn.Module) -> torch.nn.Module:
@@ -177,10 +177,6 @@ def _checked_data(data: Any) -> tuple[Tensor, ...]:
     if len(set(lengths)) > 1:
         raise ValueError(f"all of data must have the same number of rows, got {lengths}")
     return tuple(tensors)
-
-
-def _is_plate(node: Node) -> bool:
-    return isinstance(node.get("fn"), _Subsample)
 
 
 def _is_latent(node: Node) -> bool:

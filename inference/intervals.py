@@ -41,7 +41,8 @@ class FisherInformation:
         scaled = gradients / self.scale
         basis = torch.linalg.qr(self.factor * self.scale[:, None]).Q
         rest = (scaled - scaled @ basis @ basis.T).norm(dim=-1)
-        return rest > 1e-6 * scaled.norm(dim=-1).clamp(min=torch.finfo(scaled.dtype).tiny)
+        outside: Tensor = rest > 1e-6 * scaled.norm(dim=-1).clamp(min=torch.finfo(scaled.dtype).tiny)
+        return outside
 
     def quantile(self, prob: float) -> float:
         """Half width of the central interval in standard deviations: Student's t below 200 degrees of freedom."""

@@ -100,4 +100,5 @@ def bijection(support: Any) -> Transform | None:
         base = base.base_constraint
     if base is constraints.real or base is constraints.real_vector:
         return None
-    return biject_to(support)
+    transform: Transform = biject_to(support)
+    return transform

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyro
 import torch
@@ -25,8 +25,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pyro_sparse.inference.inspection import Node, Specification, rows
-from pyro_sparse.models.annealed import annealed
 from pyro_sparse.models import layers
+from pyro_sparse.models.annealed import annealed
 from pyro_sparse.models.layers import with_priors
 
 Program = Callable[..., Any]
@@ -114,7 +114,7 @@ class Potential:
             self.reason = f"it cannot be traced: {_first_line(error)}"
         else:
             graph = _tidied(graph)
-            self._random = any(torch.Tag.nondeterministic_seeded in _tags(node.target) for node in graph.graph.nodes)
+            self._random = any(_is_random(node) for node in graph.graph.nodes)
             self._program = graph
             self.reason = self._difference(graph, position, indices)
         if self.reason is not None:
@@ -201,13 +201,13 @@ def trace_with(
     values: dict[str, Tensor],
     indices: Tensor | None,
     plates: frozenset[str],
-    data: tuple[Tensor, ...],
+    data: tuple[Tensor | None, ...],
 ) -> dict[str, Node]:
     """The sample sites of one run of the model at given values, on given rows; plates left out."""
     with _quiet(), pyro.poutine.trace() as tracer, rows(indices, plates), values_at(values):
         model(*data)
     nodes = {n: v for n, v in tracer.trace.nodes.items() if v["type"] == "sample"}
-    return {n: v for n, v in nodes.items() if not isinstance(v["fn"], _Subsample)}
+    return {n: cast(Node, v) for n, v in nodes.items() if not isinstance(v["fn"], _Subsample)}
 
 
 class _quiet:
@@ -239,13 +239,16 @@ class _same_random_numbers:
 
 def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same program with what stands in it twice computed once, and what depends on constants alone beforehand."""
-    merged = CSEPass()(graph)
+    if any(_mutates(node.target) for node in graph.graph.nodes):
+        return graph
+    random = {node.target.overloadpacket for node in graph.graph.nodes if _is_random(node)}
+    merged = CSEPass(random)(graph)
     graph = merged.graph_module if merged is not None else graph
     known: dict[torch.fx.Node, Tensor] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             known[node] = getattr(graph, str(node.target))
-        elif node.op == "call_function" and node.all_input_nodes and all(n in known for n in node.all_input_nodes):
+        elif _is_known(node, known):
             arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
             value = node.target(*arguments[0], **arguments[1])
             if not isinstance(value, Tensor):
@@ -260,6 +263,21 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _is_known(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> bool:
+    """Whether a call depends on constants alone; a random number never does."""
+    constant = bool(node.all_input_nodes) and all(n in known for n in node.all_input_nodes)
+    return node.op == "call_function" and constant and not _is_random(node)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in _tags(node.target)
+
+
+def _mutates(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _tags(target: Any) -> tuple[Any, ...]:

@@ -100,7 +100,7 @@ class Fit:
         ):
             raise ValueError(f"name must be one of the model's networks {sorted(candidates)}, got {name!r}")
         sparse = next(iter(candidates.values())) if name is None else candidates[f"{name}."]
-        module = copy.deepcopy(sparse.module)
+        module: nn.Module = copy.deepcopy(sparse.module)
         with torch.no_grad():
             for parameter, site in self.layout.of_module(sparse).items():
                 module.get_parameter(parameter).copy_(self.values[site.name])
@@ -137,7 +137,9 @@ class Fit:
         arrays |= {f"information/{name}": getattr(information, name) for name in ("factor", "scale", "leverages")}
         arrays |= {name: getattr(self, name) for name in ("free", "matters", "relative_precision")}
         arrays |= {name: getattr(self.structure, name) for name in ("input_probability", "reads")}
-        np.savez(folder / "fit.npz", **{name: array.cpu().numpy() for name, array in arrays.items()})
+        np.savez(
+            folder / "fit.npz", allow_pickle=False, **{name: array.cpu().numpy() for name, array in arrays.items()}
+        )
         settings = {
             "fit": {name: getattr(self, name) for name in _SCALARS},
             "information": {
@@ -197,7 +199,7 @@ class Fit:
         )
         # What it would compute from the training rows, which are not saved.
         fit.__dict__["matters"] = arrays["matters"]
-        fit.__dict__["information"] = FisherInformation(**group("information/"), **settings["information"])
+        fit.__dict__["information"] = FisherInformation(**(group("information/") | settings["information"]))
         return fit
 
     def __str__(self) -> str:
@@ -218,9 +220,9 @@ def refit(
 ) -> Fit:
     """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
 
-    It works in double precision and, for a normal response, in the metric of the Fisher information. Sites without a spike-and-slab prior are fitted with their own priors. The likelihood alone often has no finite
-    maximum (a tanh unit may saturate for ever), so the slab's normal stays in, at a scale of at least 1: its weight
-    vanishes as 1 / n.
+    It works in double precision and, for a normal response, in the metric of the Fisher information. Sites without a
+    spike-and-slab prior are fitted with their own priors. The likelihood alone often has no finite maximum (a tanh unit may
+    saturate for ever), so the slab's normal stays in, at a scale of at least 1: its weight vanishes as 1 / n.
 
     Args:
         run, structure: from :func:`anneal` and :func:`select`.
@@ -303,7 +305,7 @@ def _minimise(
     iterations: int,
     tolerance: float,
 ) -> tuple[Tensor, float, int]:
-    """L-BFGS in the coordinates that ``metric`` makes round: the minimiser, the largest derivative in them, iterations taken."""
+    """L-BFGS in the coordinates that ``metric`` makes round: where it ended, the largest derivative there, iterations."""
     from scipy.optimize import minimize
 
     root = torch.linalg.cholesky(metric)
@@ -314,7 +316,8 @@ def _minimise(
 
     def position(u: np.ndarray[Any, Any]) -> Tensor:
         step = torch.from_numpy(u).to(start)[:, None]
-        return start + torch.linalg.solve_triangular(root.T, step, upper=True)[:, 0]
+        moved: Tensor = start + torch.linalg.solve_triangular(root.T, step, upper=True)[:, 0]
+        return moved
 
     options = {"maxiter": iterations, "gtol": tolerance, "ftol": 0.0, "maxcor": 30}
     found = minimize(whitened, np.zeros(len(start)), jac=True, method="L-BFGS-B", options=options)

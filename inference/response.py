@@ -57,7 +57,7 @@ class Response:
         given = arguments if whole else tuple(item.index_select(0, indices) for item in arguments)
         absent = len(self.spec.data) - len(given)
         try:
-            nodes = trace_with(self.spec.model, values, indices, self.spec.plates, given + (None,) * absent)
+            nodes = trace_with(self.spec.model, values, indices, self.spec.plates, (*given, *[None] * absent))
         except (TypeError, AttributeError) as error:
             if not absent:
                 raise

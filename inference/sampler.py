@@ -34,6 +34,7 @@ class Run:
         schedule, seed: as given.
         positions: (chain, coordinate), where each chain ended.
         draws: (chain, draw, coordinate) on the unconstrained scale.
+        history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step).
         input_names: of the columns of the first argument of the model; None where they have none.
     """
 
@@ -43,6 +44,7 @@ class Run:
     positions: Tensor
     draws: Tensor
     trace: xr.DataTree
+    history: xr.Dataset
     input_names: tuple[str, ...] | None = None
 
     @property
@@ -154,6 +156,7 @@ class _Chain:
     position: Tensor
     draws: Tensor
     statistics: dict[str, np.ndarray[Any, Any]]
+    history: list[tuple[float, ...]]
 
 
 def _run_chain(
@@ -168,6 +171,7 @@ def _run_chain(
     draw_steps = _draw_steps(schedule, num_draws)
     refresh = max(1, schedule.num_steps // 200)
     draws: list[Tensor] = []
+    history: list[tuple[float, ...]] = []
     statistics: dict[str, list[float]] = {name: [] for name in STATISTICS}
     for step, controls in enumerate(table.controls):
         tempering = table.tempering(step)
@@ -186,6 +190,8 @@ def _run_chain(
             text = f"{schedule.phase(step)[0]:>6}" + (f" (chain {chain + 1})" if chain else "")
             bar.set_description_str(text, refresh=False)
             bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
+        if step % refresh == 0:
+            history.append((step, *controls, loss, kept))
         if is_draw:
             draws.append(state.position.clone())
             with _random_numbers(potential, seed, chain, step, position.device):
@@ -194,7 +200,7 @@ def _run_chain(
                 statistics[name].append(value)
         bar.update()
     arrays = {name: np.asarray(values) for name, values in statistics.items()}
-    return _Chain(state.position, torch.stack(draws), arrays)
+    return _Chain(state.position, torch.stack(draws), arrays, history)
 
 
 def _run(
@@ -203,7 +209,12 @@ def _run(
     draws = torch.stack([chain.draws for chain in chains])
     statistics = {name: np.stack([chain.statistics[name] for chain in chains]) for name in STATISTICS}
     trace = build_trace(spec, schedule, draws, statistics, seed)
-    return Run(spec, schedule, seed, torch.stack([chain.position for chain in chains]), draws, trace, names)
+    path = np.array([chain.history for chain in chains])
+    columns = {
+        name: (("chain", "step"), path[:, :, 1 + i]) for i, name in enumerate((*Controls._fields, "loss", "num_kept"))
+    }
+    history = xr.Dataset(columns, coords={"chain": np.arange(len(chains)), "step": path[0, :, 0].astype(int)})
+    return Run(spec, schedule, seed, torch.stack([chain.position for chain in chains]), draws, trace, history, names)
 
 
 def _batches(spec: Specification, seed: int, chain: int, like: Tensor, purpose: str = "batches") -> Batches:

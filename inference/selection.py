@@ -74,7 +74,7 @@ def _draws_of_structure(run: Run) -> Tensor:
 
 
 def _best_chain(run: Run) -> int:
-    loss = run.trace["sample_stats"]["loss"].values
+    loss = run.trace["sample_stats"].to_dataset()["loss"].values
     tail = max(1, loss.shape[1] // 2)
     return int(loss[:, -tail:].mean(1).argmin())
 

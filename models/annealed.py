@@ -68,14 +68,14 @@ class annealed(Messenger):  # lower case as all of Pyro's handlers
     def __init__(self, prior_power: float | Tensor = 1.0, spike_progress: float | Tensor | None = None) -> None:
         super().__init__()
         for name, value in (("prior_power", prior_power), ("spike_progress", spike_progress)):
-            if isinstance(value, Number) and not 0 <= value <= 1:  # type: ignore[operator]
+            if isinstance(value, Number) and not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {value}")
         self.prior_power, self.spike_progress = prior_power, spike_progress
         self._met = False
 
     def __enter__(self) -> Self:
         self._met = False
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -1,6 +1,7 @@
 """Networks whose weights are spike-and-slab sites under any Pyro handler, and plain modules otherwise."""
 
 import copy
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
@@ -42,7 +43,7 @@ class UnsetPrior(TorchDistribution):
         self.site = site
         super().__init__(shape, validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> Self:
+    def expand(self, batch_shape: torch.Size | list[int] | tuple[int, ...], _instance: Any = None) -> Self:
         return type(self)(self.site, torch.Size(batch_shape))
 
     def _refuse(self, *_: Any, **__: Any) -> Tensor:
@@ -77,6 +78,8 @@ class SparseModule(PyroModule):
 
     Source: the network of equation (1), the prior of equation (3) of the paper.
     """
+
+    module: nn.Module
 
     def __init__(
         self,
@@ -118,15 +121,15 @@ class SparseModule(PyroModule):
                 raise ValueError(f"two networks use the site name '{site}': give one of them a name=")
             return cast(Tensor, drawn["value"])
         if parameter not in self.sparse_names:
-            return cast(Tensor, pyro.param(site, start))
+            return pyro.param(site, start)
         plates = [handler.name for handler in _PYRO_STACK if isinstance(handler, IndepMessenger)]
         if plates:  # which would count the prior once a row
             raise ValueError(
                 f"the network of site '{site}' is called inside plate '{plates[0]}': call it outside, as its weights are "
                 "shared by all rows and particles (take a batch's rows in one `with plate as i:`, observe in a second)"
             )
-        infer = {"sparse_module": self, "sparse_parameter": parameter}
-        value = cast(Tensor, pyro.sample(site, self.site_law(parameter), infer=infer))
+        infer: Any = {"sparse_module": self, "sparse_parameter": parameter}
+        value = pyro.sample(site, self.site_law(parameter), infer=infer)
         if value.shape != start.shape:
             raise ValueError(
                 f"site '{site}' drew a value of shape {tuple(value.shape)} for a weight of {tuple(start.shape)}: "
@@ -255,7 +258,7 @@ class SparseNet(SparseModule):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        for depth, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), start=1):
+        for depth, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes), start=1):
             if depth > 1:
                 layers[f"activation{depth - 1}"] = ACTIVATIONS[activation]()
             layers[f"layer{depth}"] = nn.Linear(fan_in, fan_out)

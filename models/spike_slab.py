@@ -1,7 +1,7 @@
 """The mixture-Gaussian (spike-and-slab) law of one weight, equation (3) of the paper."""
 
 import math
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -84,7 +84,7 @@ class SpikeSlab(TorchDistribution):
                 raise ValueError(f"{name} must {rule}, got {value:g}")
 
     def _copy(self, batch_shape: torch.Size, progress: float | Tensor) -> Self:
-        new = cast(Self, type(self).__new__(type(self)))
+        new = type(self).__new__(type(self))
         for name in self.arg_constraints:
             setattr(new, name, getattr(self, name))
         new.progress = progress
@@ -92,7 +92,7 @@ class SpikeSlab(TorchDistribution):
         new._validate_args = self._validate_args
         return new
 
-    def expand(self, batch_shape: torch.Size | list[int], _instance: Any = None) -> Self:
+    def expand(self, batch_shape: torch.Size | list[int] | tuple[int, ...], _instance: Any = None) -> Self:
         """The same law over ``batch_shape``; hyper-parameters are kept in their own shapes."""
         torch.broadcast_shapes(self.batch_shape, torch.Size(batch_shape))
         return self._copy(torch.Size(batch_shape), self.progress)
@@ -151,7 +151,7 @@ class SpikeSlab(TorchDistribution):
         """|w| at which the inclusion probability is 1/2 (Algorithm 1, step iii); 0 where every weight is included."""
         return (self._exclusion_log_odds_at_zero.clamp(min=0) / self._curvature).sqrt()
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+    def sample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """Independent draws, of shape ``sample_shape + batch_shape``."""
         shape = self._extended_shape(torch.Size(sample_shape))
         with torch.no_grad():

@@ -1,53 +1,75 @@
 """Sparse Bayesian deep learning on Pyro: anneal, select, refit, predict."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from pyro_sparse.inference.kernel import SGHMC
-from pyro_sparse.inference.prediction import predict
-from pyro_sparse.inference.refit import Fit, refit
-from pyro_sparse.inference.sampler import NonFiniteError, Run, anneal
-from pyro_sparse.inference.schedule import Controls, PriorAnnealing
-from pyro_sparse.inference.selection import mipp, select
-from pyro_sparse.inference.structure import Structure
-from pyro_sparse.inference.trace import package_version, to_arviz
-from pyro_sparse.models.annealed import annealed
-from pyro_sparse.models.defaults import default_prior
-from pyro_sparse.models.layers import SparseLinear, SparseModule, SparseNet, sparsify
-from pyro_sparse.models.regression import normal_regression
-from pyro_sparse.models.spike_slab import SpikeSlab
+# Each public name and the module it is loaded from when it is first asked for: PyTorch takes seconds to load, and
+# `pyro-sparse --help` does without it. Type checkers read the imports below instead.
+_HOME = {
+    "SGHMC": "inference.kernel",
+    "Controls": "inference.schedule",
+    "Fit": "inference.refit",
+    "NonFiniteError": "inference.sampler",
+    "PriorAnnealing": "inference.schedule",
+    "Run": "inference.sampler",
+    "SparseLinear": "models.layers",
+    "SparseModule": "models.layers",
+    "SparseNet": "models.layers",
+    "SparseRegressor": "estimators",
+    "SpikeSlab": "models.spike_slab",
+    "Structure": "inference.structure",
+    "anneal": "inference.sampler",
+    "annealed": "models.annealed",
+    "default_prior": "models.defaults",
+    "mipp": "inference.selection",
+    "normal_regression": "models.regression",
+    "predict": "inference.prediction",
+    "refit": "inference.refit",
+    "select": "inference.selection",
+    "sparsify": "models.layers",
+    "to_arviz": "inference.trace",
+}
+__all__ = list(_HOME)
 
-__version__ = package_version()
+if TYPE_CHECKING:
+    from pyro_sparse.estimators import SparseRegressor as SparseRegressor
+    from pyro_sparse.inference.kernel import SGHMC as SGHMC
+    from pyro_sparse.inference.prediction import predict as predict
+    from pyro_sparse.inference.refit import Fit as Fit
+    from pyro_sparse.inference.refit import refit as refit
+    from pyro_sparse.inference.sampler import NonFiniteError as NonFiniteError
+    from pyro_sparse.inference.sampler import Run as Run
+    from pyro_sparse.inference.sampler import anneal as anneal
+    from pyro_sparse.inference.schedule import Controls as Controls
+    from pyro_sparse.inference.schedule import PriorAnnealing as PriorAnnealing
+    from pyro_sparse.inference.selection import mipp as mipp
+    from pyro_sparse.inference.selection import select as select
+    from pyro_sparse.inference.structure import Structure as Structure
+    from pyro_sparse.inference.trace import to_arviz as to_arviz
+    from pyro_sparse.models.annealed import annealed as annealed
+    from pyro_sparse.models.defaults import default_prior as default_prior
+    from pyro_sparse.models.layers import SparseLinear as SparseLinear
+    from pyro_sparse.models.layers import SparseModule as SparseModule
+    from pyro_sparse.models.layers import SparseNet as SparseNet
+    from pyro_sparse.models.layers import sparsify as sparsify
+    from pyro_sparse.models.regression import normal_regression as normal_regression
+    from pyro_sparse.models.spike_slab import SpikeSlab as SpikeSlab
 
-__all__ = [
-    "SGHMC",
-    "Controls",
-    "Fit",
-    "NonFiniteError",
-    "PriorAnnealing",
-    "Run",
-    "SparseLinear",
-    "SparseModule",
-    "SparseNet",
-    "SparseRegressor",
-    "SpikeSlab",
-    "Structure",
-    "anneal",
-    "annealed",
-    "default_prior",
-    "mipp",
-    "normal_regression",
-    "predict",
-    "refit",
-    "select",
-    "sparsify",
-    "to_arviz",
-]
+    __version__: str
 
 
 def __getattr__(name: str) -> Any:
-    # scikit-learn and pandas are loaded only by those who use the estimator.
-    if name == "SparseRegressor":
-        from pyro_sparse.estimators import SparseRegressor
+    if name == "__version__":
+        from pyro_sparse.inference.trace import package_version
 
-        return SparseRegressor
-    raise AttributeError(f"module 'pyro_sparse' has no attribute '{name}'")
+        value: Any = package_version()
+    elif name in _HOME:
+        value = getattr(importlib.import_module(f"pyro_sparse.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module 'pyro_sparse' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

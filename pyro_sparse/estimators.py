@@ -25,7 +25,7 @@ from pyro_sparse.models.regression import normal_regression
 Array = np.ndarray[Any, Any]
 
 
-class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
     """Regression by a sparse Bayesian network: the few inputs that matter, and intervals that hold.
 
     Inputs and response are standardised; the noise scale is learned; the prior is derived from the network and the number
@@ -34,8 +34,9 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):  # type: ig
     Args:
         hidden: widths of the hidden layers.
         activation: between the layers, as in :class:`SparseNet`.
-        schedule: a :class:`PriorAnnealing`; its defaults where left out.
-        batch_size: rows a step; a twentieth of the rows within [50, 500] where left out.
+        schedule: a :class:`PriorAnnealing`; where left out, its defaults with learning rate 4e-3 sqrt(10,000 / rows) within
+            [4e-3, 1e-2].
+        batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows).
         num_chains: independent annealing runs; with several, ``inclusion_probability_`` says how often each input is selected.
         random_state: an integer, a RandomState or None, as everywhere in scikit-learn.
         device: that PyTorch computes on.
@@ -89,7 +90,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):  # type: ig
         run = anneal(
             model,
             data,
-            PriorAnnealing(learning_rate=1e-2) if self.schedule is None else self.schedule,
+            _schedule(len(y)) if self.schedule is None else self.schedule,
             self.batch_size or _batch_size(len(y)),
             num_chains=self.num_chains,
             seed=seed,
@@ -184,5 +185,10 @@ def _frame_columns(X: Any) -> list[str] | None:
     return None if columns is None or not all(isinstance(c, str) for c in columns) else list(columns)
 
 
-def _batch_size(num_data: int) -> int | None:
-    return None if num_data < 100 else min(500, max(50, num_data // 20))
+def _batch_size(num_data: int) -> int:
+    # Minibatch noise helps the annealing along: half of the rows at once left small problems with nothing kept.
+    return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
+
+
+def _schedule(num_data: int) -> PriorAnnealing:
+    return PriorAnnealing(learning_rate=min(1e-2, 4e-3 * max(1.0, (10_000 / num_data) ** 0.5)))

@@ -33,13 +33,14 @@ ORDER = {
         "sampler",
         "structure",
         "selection",
-        "refit",
         "intervals",
+        "response",
+        "refit",
         "prediction",
         "calibration",
         "diagnostics",
     ],
-    "pyro_sparse": ["estimators", "plots", "cli"],
+    "pyro_sparse": ["datasets", "estimators", "tables", "plots", "cli"],
 }
 RANK = {
     name: rank

@@ -334,11 +334,26 @@ def test_random_numbers_of_constants_are_drawn_anew_each_step() -> None:
     evaluations = [evaluate(potential, w, torch.arange(N)).log_prob for _ in range(10)]
     assert len({float(log_prob["y"]) for log_prob in evaluations}) == 10
     assert len({float(log_prob["noise"]) for log_prob in evaluations}) == 10
-    # Two masks of one shape are two draws: E[first × second] is that of independent ones.
-    residual = 4 * N * 0.5 * np.log(2 * np.pi) / 4
-    square = np.mean([-2 * (float(log_prob["y"]) + residual) for log_prob in evaluations])
+    # Two masks of one shape are two draws, not one used twice: the variance says so.
+    square = np.mean([-2 * float(log_prob["y"]) - N * np.log(2 * np.pi) for log_prob in evaluations])
     mean = 2 * X @ w - Y
     assert square == pytest.approx(float((mean**2 + 2 * (X**2).sum(1)).sum()), rel=0.15)
+
+
+def test_updates_in_place_are_neither_merged_nor_remembered() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", LAW.expand([3]).to_event(1))
+        mean, offset = torch.zeros_like(X[:, 0]), torch.zeros_like(X[:, 0])
+        for _ in range(3):
+            mean.add_(X @ w.detach())
+        pyro.sample("y", dist.Normal(x @ w + mean + offset, 1.0).to_event(1), obs=y)
+
+    potential = make(model)
+    assert potential.reason is None
+    w = somewhere(potential)
+    for _ in range(2):
+        got = evaluate(potential, w, torch.arange(N)).log_prob["y"]
+        assert float(got) == pytest.approx(float(dist.Normal(4 * X @ w, 1.0).log_prob(Y).sum()), rel=1e-12)
 
 
 @pytest.mark.parametrize("with_dropout", [False, True])

@@ -326,5 +326,5 @@ def test_svi_learns_the_slabs_conjugate_posterior() -> None:
     losses = [svi.step() for _ in range(300)]
     assert np.isfinite(losses).all()
     precision = 50 + 1 / 2.0**2
-    assert float(guide.median()["w"]) == pytest.approx(float(data.sum()) / precision, abs=0.03)
+    assert float(guide.median()["w"]) == pytest.approx(float(data.sum()) / precision, abs=0.05)
     assert float(guide.scales.w.detach()) == pytest.approx(precision**-0.5, rel=0.15)
