@@ -68,8 +68,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     if own_size is not None and batch_size not in (None, own_size):
         raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
     batch = own_size or batch_size
-    if batch is not None:
-        _check_plates(nodes, observed, plates, num_data)
+    _check_plates(observed, plates, num_data, on_batches=batch is not None)
     if own_size is None and batch_size is not None:
         _check_scale_on_batch(model, tensors, seed, nodes, observed, plates, num_data, batch_size)
     _check_latents(nodes, plates if batch else frozenset())
@@ -211,15 +210,15 @@ def _own_subsample_size(nodes: Mapping[str, Node], observed: Mapping[str, Node],
     return int(sizes.pop()) if sizes else None
 
 
-def _check_plates(
-    nodes: Mapping[str, Node], observed: Mapping[str, Node], plates: frozenset[str], num_data: int
-) -> None:
+def _check_plates(observed: Mapping[str, Node], plates: frozenset[str], num_data: int, on_batches: bool) -> None:
     for name, node in observed.items():
         frames = node["cond_indep_stack"]
         fix = f"write `with pyro.plate('data', {num_data}, subsample_size=len(x)):` around it"
-        if not frames:
+        if on_batches and not frames:
             raise ValueError(f"observed site '{name}' must stand in a plate over the rows to be run on batches: {fix}")
-        if not any(frame.name in plates for frame in frames):
+        # On all rows any plate will do, unless it scales the likelihood by a wrong number of rows.
+        scaled = any(frame.full_size and frame.size != frame.full_size for frame in frames)
+        if (on_batches or scaled) and not any(frame.name in plates for frame in frames):
             sizes = {frame.name: frame.full_size or frame.size for frame in frames}
             raise ValueError(f"observed site '{name}' must stand in a plate of size {num_data}, got {sizes}: {fix}")
 

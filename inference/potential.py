@@ -190,8 +190,8 @@ class Potential:
             for name, expected in eager.log_prob.items():
                 if not torch.allclose(traced.log_prob[name], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
                     return f"the traced program differs from it at site '{name}'"
-            scale = eager.mean_gradient.abs().max() * tolerance
-            if not torch.allclose(traced.mean_gradient, eager.mean_gradient, rtol=tolerance, atol=float(scale)):
+            scale = float((eager.mean_gradient.abs().max() * tolerance).nan_to_num(0.0, 0.0))
+            if not torch.allclose(traced.mean_gradient, eager.mean_gradient, tolerance, scale, equal_nan=True):
                 return "the gradient of the traced program differs from it"
         return None
 

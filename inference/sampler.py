@@ -167,12 +167,7 @@ def _run_chain(
     noise = Noise(seed, chain, position.device)
     batches = _batches(spec, seed, chain, position)
     decayed = spec.layout.flat({s.name: float(s.kind != "latent") for s in spec.layout.sites}, 0.0, position)
-    thresholds = spec.layout.thresholds(position)
-    draw_steps = _draw_steps(schedule, num_draws)
-    refresh = max(1, schedule.num_steps // 200)
-    draws: list[Tensor] = []
-    history: list[tuple[float, ...]] = []
-    statistics: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    recorder = _Recorder(spec, schedule, num_draws, chain, position)
     for step, controls in enumerate(table.controls):
         tempering = table.tempering(step)
         with _random_numbers(potential, seed, chain, step, position.device):
@@ -183,24 +178,52 @@ def _run_chain(
             gradient = gradient + controls.weight_decay * decayed * state.position
         normals = noise(step, state.position) if controls.temperature > 0 else None
         state = sghmc.step(state, gradient, normals, controls, spec.num_data)
-        is_draw = len(draws) < num_draws and step == draw_steps[len(draws)]
-        if is_draw or step % refresh == 0:
-            kept = int((state.position.abs() > thresholds).sum())
-            loss = _loss(evaluation, spec)
-            text = f"{schedule.phase(step)[0]:>6}" + (f" (chain {chain + 1})" if chain else "")
-            bar.set_description_str(text, refresh=False)
-            bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
-        if step % refresh == 0:
-            history.append((step, *controls, loss, kept))
-        if is_draw:
-            draws.append(state.position.clone())
+        if recorder.is_due(step):
+            recorder.look(step, controls, evaluation, state.position, bar)
+        if recorder.is_draw(step):
             with _random_numbers(potential, seed, chain, step, position.device):
                 heat = _minibatch_temperature(potential, state.position, tempering, controls, seed, chain, step)
-            for name, value in zip(STATISTICS, (*controls, step, loss, kept, heat), strict=True):
-                statistics[name].append(value)
+            recorder.draw(step, controls, state.position, heat)
         bar.update()
-    arrays = {name: np.asarray(values) for name, values in statistics.items()}
-    return _Chain(state.position, torch.stack(draws), arrays, history)
+    return recorder.chain(state.position)
+
+
+class _Recorder:
+    """Draws, their statistics, and the way of one chain as the progress bar shows it."""
+
+    def __init__(self, spec: Specification, schedule: PriorAnnealing, num_draws: int, chain: int, like: Tensor) -> None:
+        self._spec, self._schedule, self._number = spec, schedule, chain
+        self._thresholds = spec.layout.thresholds(like)
+        self._draw_steps = frozenset(_draw_steps(schedule, num_draws))
+        self._period = max(1, schedule.num_steps // 200)
+        self._loss, self._kept = math.nan, 0
+        self._draws: list[Tensor] = []
+        self._rows: list[tuple[float, ...]] = []
+        self._history: list[tuple[float, ...]] = []
+
+    def is_draw(self, step: int) -> bool:
+        return step in self._draw_steps
+
+    def is_due(self, step: int) -> bool:
+        return step % self._period == 0 or step in self._draw_steps
+
+    def look(self, step: int, controls: Controls, evaluation: Evaluation, position: Tensor, bar: Any) -> None:
+        self._loss = _loss(evaluation, self._spec)
+        self._kept = int((position.abs() > self._thresholds).sum())
+        chain = f" (chain {self._number + 1})" if self._number else ""
+        bar.set_description_str(f"{self._schedule.phase(step)[0]:>6}{chain}", refresh=False)
+        bar.set_postfix_str(f"loss {self._loss:.3f}, kept {self._kept:,}", refresh=False)
+        if step % self._period == 0:
+            self._history.append((step, *controls, self._loss, self._kept))
+
+    def draw(self, step: int, controls: Controls, position: Tensor, heat: float) -> None:
+        self._draws.append(position.clone())
+        self._rows.append((*controls, step, self._loss, self._kept, heat))
+
+    def chain(self, position: Tensor) -> _Chain:
+        columns = zip(*self._rows, strict=True)
+        statistics = {name: np.asarray(column) for name, column in zip(STATISTICS, columns, strict=True)}
+        return _Chain(position, torch.stack(self._draws), statistics, self._history)
 
 
 def _run(
@@ -272,7 +295,11 @@ def _check_finite(
     bad = [name for name, value in evaluation.log_prob.items() if not bool(value.isfinite())]
     what = "log density"
     if not bad:
-        bad = [site.name for site, part in spec.layout.parts(gradient) if not bool(part.square().sum().isfinite())]
+        squares = {site.name: float(part.square().sum()) for site, part in spec.layout.parts(gradient)}
+        # Each may be finite and their sum not.
+        bad = [name for name, square in squares.items() if not math.isfinite(square)] or [
+            max(squares, key=squares.__getitem__)
+        ]
         what = "gradient"
     phase, since = schedule.phase(step)
     remedy = (

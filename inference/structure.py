@@ -49,6 +49,7 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
         graph = fx.symbolic_trace(module).graph
     except Exception:  # control flow that torch.fx cannot follow: no chain that we could know
         return None
+    own = {name for name, _ in module.named_parameters()}
     layers: list[Layer] = []
     previous = None
     for node in graph.nodes:
@@ -61,8 +62,12 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
             return None
         part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(part, nn.Linear):
-            bias = None if part.bias is None else f"{node.target}.bias"
-            layers.append(Layer(f"{node.target}.weight", bias, nn.Sequential()))
+            layer = Layer(f"{node.target}.weight", None if part.bias is None else f"{node.target}.bias", nn.Sequential())
+            names = {layer.weight} | ({layer.bias} if layer.bias else set())
+            if not names <= own:  # a weight used twice, or computed from others
+                return None
+            own -= names
+            layers.append(layer)
         else:
             activation = _elementwise(part, node)
             if activation is None or not layers:
@@ -75,7 +80,7 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
 def _elementwise(part: nn.Module | None, node: fx.Node) -> nn.Module | None:
     if part is not None:
         return copy.deepcopy(part).eval() if isinstance(part, ELEMENTWISE) else None
-    plain = len(node.args) == 1 and not node.kwargs
+    plain = len(node.args) == 1 and not any(node.kwargs.values())  # relu(x, inplace=False) is plain
     return FUNCTIONS[node.target]() if plain and node.target in FUNCTIONS else None
 
 
@@ -135,33 +140,38 @@ def _fold_constants(chain: list[Layer], values: dict[str, Tensor], masks: Masks,
         masks[layer.weight] = masks[layer.weight] & varies
         varies = masks[layer.weight].any(1)
         with torch.no_grad():
-            constant = layer.activation(bias)
+            constant = layer.activation(bias.clone())  # which may work in place
 
 
 def _drop_unread(chain: list[Layer], masks: Masks, fixed: Collection[str]) -> None:
     read: Tensor | None = None
     for layer in reversed(chain):
-        if read is not None:
-            if layer.weight not in fixed:
-                masks[layer.weight] = masks[layer.weight] & read[:, None]
-            if layer.bias is not None and layer.bias not in fixed:
-                masks[layer.bias] = masks[layer.bias] & read
-        read = masks[layer.weight].any(0)
+        live = masks[layer.weight] if read is None else masks[layer.weight] & read[:, None]
+        if layer.weight not in fixed:
+            masks[layer.weight] = live
+        if read is not None and layer.bias is not None and layer.bias not in fixed:
+            masks[layer.bias] = masks[layer.bias] & read
+        read = live.any(0)
 
 
 def _probe(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int | None) -> tuple[Masks, Tensor]:
-    """Liveness in any network: with positive weights and inputs nothing cancels, so a zero gradient means no path."""
+    """Liveness in any network: with positive weights and inputs nothing cancels, so a zero gradient means no path.
+
+    Inputs and biases are small, so that nothing saturates.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def positive(shape: torch.Size) -> Tensor:
         return 0.5 + 0.5 * torch.rand(shape, dtype=torch.float64, generator=generator)
 
     twin = copy.deepcopy(module).cpu().double().eval()
-    weights = {n: positive(p.shape) * masks[n].cpu() / max(1, p[0].numel()) for n, p in twin.named_parameters()}
+    fan_in = {n: max(1, p[0].numel()) if p.dim() > 1 else 100 for n, p in twin.named_parameters()}
+    weights = {n: positive(p.shape) * masks[n].cpu() / fan_in[n] for n, p in twin.named_parameters()}
     weights = {name: weight.requires_grad_() for name, weight in weights.items()}
     columns = num_inputs or next(p.shape[1] for p in twin.parameters() if p.dim() > 1)
-    inputs = positive(torch.Size([8, columns])).requires_grad_()
-    output = torch.func.functional_call(twin, weights, (inputs,)).sum()
+    inputs = (0.01 * positive(torch.Size([8, columns]))).requires_grad_()
+    outputs = torch.func.functional_call(twin, weights, (inputs,))
+    output = (outputs * positive(outputs.shape)).sum()
     gradients = torch.autograd.grad(output, [*weights.values(), inputs], allow_unused=True, materialize_grads=True)
     live = {n: (g != 0).to(masks[n].device) & masks[n] for n, g in zip(weights, gradients[:-1], strict=True)}
     return live, (gradients[-1] != 0).any(0)
@@ -248,15 +258,16 @@ def compact(module: nn.Module) -> nn.Sequential:
             f"module must be linear layers and elementwise maps one after another, got {type(module).__name__}"
         )
     parameters = dict(module.named_parameters())
-    reads = [(parameters[layer.weight] != 0).any(0) for layer in chain]
-    units = [*reads[1:], torch.ones_like(parameters[chain[-1].weight][:, 0], dtype=torch.bool)]
+    units = [torch.ones_like(parameters[chain[-1].weight][:, 0], dtype=torch.bool)]
+    for layer in reversed(chain):
+        units.insert(0, ((parameters[layer.weight] != 0) & units[0][:, None]).any(0))
     parts: list[nn.Module] = []
-    for layer, columns, rows in zip(chain, reads, units, strict=True):
+    for layer, columns, rows in zip(chain, units[:-1], units[1:], strict=True):
         weight = parameters[layer.weight].detach()[rows][:, columns]
-        linear = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None).to(weight)
-        with torch.no_grad():
-            linear.weight.copy_(weight)
-            if layer.bias is not None:
-                linear.bias.copy_(parameters[layer.bias].detach()[rows])
+        linear = nn.Linear(1, 1, layer.bias is not None, device="meta")  # initialises nothing, and there may be no units
+        linear.out_features, linear.in_features = weight.shape
+        linear.weight = nn.Parameter(weight)
+        if layer.bias is not None:
+            linear.bias = nn.Parameter(parameters[layer.bias].detach()[rows])
         parts += [linear, *copy.deepcopy(layer.activation).children()]
     return nn.Sequential(*parts)

@@ -17,9 +17,9 @@ def default_prior(module: nn.Module, num_data: int) -> dict[str, SpikeSlab]:
     A weight kept costs :math:`c = \frac12 \log n + \log C` nats in all, with :math:`C` the number of weights of its layer
     (an extended BIC), and :math:`\log p` more in the first layer of p inputs. With :math:`b` the layer's largest initial
     weight, the inclusion threshold starts at 3 b, so that no weight is outside the spike before the data say so (at most 0.6
-    where layers are narrow, but never under 1.5 b), and ends at 0.1 b. With a slab of scale 1 this fixes the rest: :math:`\sigma_0^{-2} = 2 c / (0.1 b)^2 + 1` and
-    :math:`\log((1 - \lambda) / \lambda) = c - \log(1 / \sigma_0)`. The final spike is kept above
-    :math:`0.165 / \sqrt n`, where learning rates up to 0.01 are stable.
+    where layers are narrow, but never under 1.5 b), and ends at 0.1 b. With a slab of scale 1 this fixes the rest:
+    :math:`\sigma_0^{-2} = 2 c / (0.1 b)^2 + 1` and :math:`\log((1 - \lambda) / \lambda) = c - \log(1 / \sigma_0)`. The
+    final spike is kept above :math:`0.165 / \sqrt n`, where learning rates up to 0.01 are stable.
 
     Args:
         module: the network, with its start values; data are taken to be of about unit variance.

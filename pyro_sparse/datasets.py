@@ -10,7 +10,7 @@ PAPER_INPUTS = (1, 2, 3, 4, 5)  # the inputs that the response of paper_regressi
 
 
 def paper_regression(seed: int, num_rows: int = 10_000, num_inputs: int = 100) -> tuple[Array, Array, Array]:
-    r"""The regression of the paper's section 5.1: five inputs act, and all are correlated.
+    r"""The regression of the paper's section 4.1: five inputs act, and all are correlated.
 
     .. math:: y = \frac{5 x_2}{1 + x_1^2} + 5 \sin(x_3 x_4) + 2 x_5 + N(0, 1), \quad x_j = (e + z_j) / \sqrt 2
 

@@ -187,7 +187,12 @@ def blank(row: int, value: float) -> Tensor:
 NAN, INF = float("nan"), float("inf")
 FIX = rf"write `with pyro.plate\('data', {N}, subsample_size=len\(x\)\):` around it"
 REFUSED: dict[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
-    "no plate": (pyro_model(without_plate), (X, Y), {"batch_size": 5}, f"site 'y' must stand in a plate over the rows.*{FIX}"),
+    "no plate": (
+        pyro_model(without_plate),
+        (X, Y),
+        {"batch_size": 5},
+        f"site 'y' must stand in a plate over the rows.*{FIX}",
+    ),
     "wrong plate size": (in_plate(100), (X, Y), {"batch_size": 5}, rf"plate of size 20, got \{{'rows': 100\}}: {FIX}"),
     "wrong plate size, full batch": (in_plate(100), (X, Y), {}, rf"plate of size 20, got \{{'rows': 100\}}: {FIX}"),
     "plate of the batch": (
@@ -196,17 +201,37 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
         {"batch_size": 5},
         r"plate 'rows' must weigh each row of a batch of 5 by 4 at site 'y', got 1: write pyro.plate\('rows', 20, subsample",
     ),
-    "local latent": (pyro_model(with_local_latent), (X, Y), {"batch_size": 5}, "'offset' must stand outside .* plate 'rows'"),
-    "discrete latent": (pyro_model(with_discrete_latent), (X, Y), {}, "site 'flip' is discrete: enumerate or marginalise it"),
+    "local latent": (
+        pyro_model(with_local_latent),
+        (X, Y),
+        {"batch_size": 5},
+        "'offset' must stand outside .* plate 'rows'",
+    ),
+    "discrete latent": (
+        pyro_model(with_discrete_latent),
+        (X, Y),
+        {},
+        "site 'flip' is discrete: enumerate or marginalise it",
+    ),
     "slash": (pyro_model(with_slash), (X, Y), {}, r"site names must not contain '/'.*got \['a/b'\]"),
-    "registered parameter": (pyro_model(with_registered_parameter), (X, Y), {}, "'scale' is a torch.nn.Parameter.*ps.sparsify"),
+    "registered parameter": (
+        pyro_model(with_registered_parameter),
+        (X, Y),
+        {},
+        "'scale' is a torch.nn.Parameter.*ps.sparsify",
+    ),
     "sampled hyper-parameter": (
         pyro_model(with_sampled_hyper_parameter),
         (X, Y),
         {},
         "slab_prob of site 'v' must be a number or a constant tensor, got one that is sampled",
     ),
-    "two floating types": (pyro_model(with_two_floating_types), (X, Y), {}, "one floating type, got .*float32.*float64"),
+    "two floating types": (
+        pyro_model(with_two_floating_types),
+        (X, Y),
+        {},
+        "one floating type, got .*float32.*float64",
+    ),
     "infinite start": (pyro_model(with_infinite_start), (X, Y), {}, r"start values must be finite.* at sites \['v'\]"),
     "two subsample sizes": (pyro_model(with_two_subsample_sizes), (X, Y), {}, r"one subsample_size, got \[5, 10\]"),
     "batch size beside the model's own": (
@@ -216,7 +241,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
         "batch_size must be None or 5, the model's own subsample_size, got 10",
     ),
     "nothing latent": (nothing_latent, (X, Y), {}, "model must have a latent site"),
-    "nothing observed": (pyro_model(nothing_observed), (X, Y), {}, r"model must have an observed site \(obs=...\), got none"),
+    "nothing observed": (
+        pyro_model(nothing_observed),
+        (X, Y),
+        {},
+        r"model must have an observed site \(obs=...\), got none",
+    ),
     "response left out": (linear, (X,), {}, "was it called without its response"),
     "NaN": (linear, (blank(7, NAN), Y), {}, r"data\[0\] must be finite, got NaN or infinity in row 7"),
     "infinity": (linear, (X, -INF * Y.abs()), {}, r"data\[1\] must be finite, got NaN or infinity in row 0"),
@@ -225,7 +255,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
     "a number": (linear, (torch.tensor(1.0), Y), {}, r"data\[0\] must have at least one row, got shape \(\)"),
     "batch size 0": (linear, (X, Y), {"batch_size": 0}, r"batch_size must lie in \[1, 20\].*got 0"),
     "batch size above N": (linear, (X, Y), {"batch_size": 21}, r"batch_size must lie in \[1, 20\].*got 21"),
-    "no draws": (linear, (X, Y), {"num_draws": 0}, r"num_draws must lie in \[1, 10\], the steps of the last phase, got 0"),
+    "no draws": (
+        linear,
+        (X, Y),
+        {"num_draws": 0},
+        r"num_draws must lie in \[1, 10\], the steps of the last phase, got 0",
+    ),
     "too many draws": (linear, (X, Y), {"num_draws": 11}, r"num_draws must lie in \[1, 10\].*got 11"),
     "no chains": (linear, (X, Y), {"num_chains": 0}, "num_chains must be >= 1, got 0"),
     "too few names": (linear, (X, Y), {"input_names": ["a", "b"]}, "input_names must be 3 different names.*got 2"),
@@ -283,14 +318,13 @@ def test_arrays_and_a_single_tensor_are_data() -> None:
 
 
 def overflowing(x: Tensor, y: Tensor) -> None:
-    """A latent that overflows, for N(0, 1) is no spike whose stability could be checked."""
     w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
     pyro.sample("offset", LAW)
     pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
 
 
 def test_a_run_that_diverges_stops_with_step_site_remedy_and_last_values() -> None:
-    schedule = ps.PriorAnnealing(1000, 0, 0, 1, learning_rate=50.0)
+    schedule = ps.PriorAnnealing(1000, 0, 0, 0, learning_rate=50.0)
     message = r"of '\w+'.* became NaN or infinite at step \d+ \(train step \d+\): lower learning_rate \(50\)"
     with pytest.raises(ps.NonFiniteError, match=message) as caught:
         quick(overflowing, schedule=schedule, num_draws=1)
@@ -301,31 +335,40 @@ def test_a_run_that_diverges_stops_with_step_site_remedy_and_last_values() -> No
     assert isinstance(error, ArithmeticError)
 
 
-def test_nan_at_the_start_of_a_later_chain_keeps_the_earlier_ones() -> None:
-    net, _ = network()
+def test_a_later_chain_that_diverges_keeps_the_earlier_ones() -> None:
+    """At weights of zero the gradient is zero: the first chain stays where it is, the second runs away."""
+    net, model = network()
     with torch.no_grad():
         for p in net.parameters():
             p.zero_()
-
-    def fragile(x: Tensor, y: Tensor) -> None:
-        mean = net(x).squeeze(-1)
-        pyro.sample("y", dist.Normal(torch.where(mean.abs().max() > 0.05, NAN, mean), 1.0).to_event(1), obs=0 * y)
-
-    message = r"log density of 'y' became NaN or infinite at step 0 \(train step 0\): check the data and the model's start"
-    schedule = ps.PriorAnnealing(10, 0, 0, 0, learning_rate=1e-3)
-    with pytest.raises(ps.NonFiniteError, match=message) as caught:
-        quick(fragile, schedule=schedule, num_chains=3)
+    schedule = ps.PriorAnnealing(2_000, 0, 0, 0, learning_rate=50.0)
+    with pytest.raises(ps.NonFiniteError, match=r"at step \d+ \(train step \d+\): lower learning_rate") as caught:
+        quick(model, (X, 0 * Y), schedule=schedule, num_chains=3)
     earlier = caught.value.run
     assert earlier is not None and earlier.draws.shape[:2] == (1, 5)
-    assert torch.equal(earlier.draws, quick(fragile, schedule=schedule).draws)
+    assert not earlier.draws.any() and earlier.trace["posterior"].sizes["chain"] == 1
+    assert all(v.isfinite().all() for v in caught.value.values.values())
+
+
+def test_a_density_that_is_nan_from_the_start_blames_the_data_and_the_start() -> None:
+    def broken(y: Tensor) -> None:
+        w = pyro.sample("w", LAW)
+        pyro.sample("y", dist.Normal(w, 1.0).expand(y.shape).mask(y > -INF).to_event(1), obs=y)
+        pyro.factor("penalty", torch.where(w == w, 0 * w / 0, w))
+
+    message = (
+        r"log density of 'penalty' became NaN or infinite at step 0 \(train step 0\): check the data and the model's"
+    )
+    with pyro.validation_enabled(False), pytest.raises(ps.NonFiniteError, match=message):
+        quick(broken, Y)
 
 
 def test_minibatch_heat_is_estimated_and_warned_of() -> None:
     """A normal mean, N = 10,000, m = 500: learning_rate × N × Var(g) / (2 friction × m) = .1 at learning rate 1e-3."""
-    y = torch.randn(10_000, 30, generator=torch.Generator().manual_seed(1))
+    y = torch.randn(10_000, 300, generator=torch.Generator().manual_seed(1))
 
     def means(y: Tensor) -> None:
-        w = pyro.sample("w", dist.Normal(torch.zeros(30), 1.0).to_event(1))
+        w = pyro.sample("w", dist.Normal(torch.zeros(300), 1.0).to_event(1))
         with pyro.plate("data", 10_000, subsample_size=len(y)):
             pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
 
@@ -334,18 +377,21 @@ def test_minibatch_heat_is_estimated_and_warned_of() -> None:
         run = quick(means, (y,), schedule=schedule, num_draws=30, batch_size=batch_size)
         return float(run.trace["sample_stats"]["minibatch_temperature"].mean())
 
-    right = 1e-3 * float(y.var(0).mean()) / (2 * 0.1) * 10_000 / 500
-    with pytest.warns(UserWarning, match=r"minibatch noise adds about 0\.\d+ to the temperature 0.1 .*lower learning_rate"):
-        assert heat(1e-3, 0.1) == pytest.approx(right, rel=5 * (2 / 900) ** 0.5)
+    right = 1e-3 * float(y.var(0).mean()) / (2 * 0.1) * 10_000 / 500  # ten pairs of batches are distinct
+    with pytest.warns(
+        UserWarning, match=r"minibatch noise adds about 0\.\d+ to the temperature 0.1 .*lower learning_rate"
+    ):
+        assert heat(1e-3, 0.1) == pytest.approx(right, rel=5 * (2 / 3_000) ** 0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert heat(4e-3, 10.0) == pytest.approx(4 * right, rel=5 * (2 / 900) ** 0.5)
+        assert heat(4e-3, 10.0) == pytest.approx(4 * right, rel=5 * (2 / 3_000) ** 0.5)
         assert heat(1e-3, 0.1, batch_size=None) == 0.0
 
 
 def test_the_bar_shows_phase_loss_and_kept_weights(capsys: pytest.CaptureFixture[str]) -> None:
     quick(progress=True)
-    assert all(word in capsys.readouterr().err for word in ("cool", "loss", "kept", "step/s", "25/25"))
+    bar = capsys.readouterr().err
+    assert all(word in bar for word in ("cool", "loss", "kept", "step/s", "25/25"))
     quick(progress=False)
     assert not any(capsys.readouterr())
 
@@ -406,6 +452,7 @@ def test_the_trace_discloses_its_target(run: ps.Run) -> None:
     assert cooled["temperature"] == pytest.approx(QUICK.temperature / 10) and cooled["batch_size"] == N
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:arviz")
 def test_arviz_reads_it(run: ps.Run, optional_import: Callable[[str], ModuleType]) -> None:
     az = optional_import("arviz")
     data = ps.to_arviz(run)
@@ -420,7 +467,7 @@ def test_arviz_reads_it(run: ps.Run, optional_import: Callable[[str], ModuleType
         plot(data)
         assert plt.get_fignums()
         plt.close("all")
-    assert "posterior" in ps.to_arviz(run.trace).groups() if hasattr(ps.to_arviz(run.trace), "groups") else True
+    assert type(ps.to_arviz(run.trace)) is type(data)
 
 
 def test_priors_of_the_run_are_the_ones_in_force() -> None:
@@ -431,7 +478,6 @@ def test_priors_of_the_run_are_the_ones_in_force() -> None:
     for name, law in run.priors.items():
         for argument in ("slab_prob", "spike_scale", "slab_scale", "initial_spike_scale"):
             assert torch.equal(getattr(law, argument), getattr(right[name], argument))
-    assert run.num_inputs == 3 and "2" not in repr(net.priors)
     assert net.priors == {}  # the user's network keeps its prior unset
 
 

@@ -378,7 +378,7 @@ def test_sizes_are_at_least_two_widths(sizes: list[int]) -> None:
 
 
 def test_unknown_activation_is_named() -> None:
-    with pytest.raises(ValueError, match="activation must be one of tanh, relu, .*, got 'tanhh'"):
+    with pytest.raises(ValueError, match=r"activation must be one of tanh, relu, .*, got 'tanhh'"):
         ps.SparseNet([3, 1], activation="tanhh")
 
 

@@ -1,6 +1,7 @@
 """SpikeSlab is the mixture law it says it is, in value, gradient and draws, in both floating types."""
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 
@@ -107,7 +108,7 @@ def test_density_integrates_to_one_and_has_the_stated_moments(law: tuple[float, 
     for power, expected in ((0, 1.0), (2, float(spike_slab.variance))):
         pieces = [
             integrate.quad(lambda w, k=power: w**k * density(spike_slab)(w), a, b, epsabs=0, epsrel=1e-10, limit=500)[0]
-            for a, b in zip(halves[:-1], halves[1:], strict=True)
+            for a, b in itertools.pairwise(halves)
         ]
         assert 2 * sum(pieces) == pytest.approx(expected, rel=1e-7)
     assert float(spike_slab.mean) == 0.0  # the density is even: log_prob(w) = log_prob(-w)

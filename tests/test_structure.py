@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import pyro_sparse as ps
 from pyro_sparse.inference.structure import Masks, compact, linear_chain, live_inputs, prune
@@ -63,7 +65,7 @@ def paths(masks: Masks) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("bias", [True, False])
 def test_what_is_kept_lies_on_a_path_and_nothing_else(seed: int, bias: bool) -> None:
     module = network(nn.Tanh, bias)
@@ -84,7 +86,7 @@ def test_what_is_kept_lies_on_a_path_and_nothing_else(seed: int, bias: bool) -> 
     assert torch.equal(live_inputs(module, kept, SIZES[0]), right)
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid, nn.Softplus, nn.ELU])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid, nn.ELU, lambda: nn.ReLU(inplace=True)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     "fixed", [(), ("0.weight", "0.bias"), ("2.weight",), ("2.bias",), ("2.weight", "2.bias"), ("4.weight", "4.bias")]
@@ -94,8 +96,7 @@ def test_the_function_stays_and_a_second_pruning_changes_nothing(
 ) -> None:
     module = network(activation, bias)
     names = frozenset(fixed) & {name for name, _ in module.named_parameters()}
-    num_changed = 0
-    for seed, density in itertools.product(range(8), (0.1, 0.3, 0.6)):
+    for seed, density in itertools.product(range(5), (0.2, 0.5)):
         values, masks = masked(module, density, seed, names)
         before = {name: value.clone() for name, value in (values | masks).items()}
         pruned, kept = prune(module, values, masks, names)
@@ -106,8 +107,6 @@ def test_the_function_stays_and_a_second_pruning_changes_nothing(
         again, kept_again = prune(module, pruned, kept, names)
         assert all(torch.equal(kept[n], kept_again[n]) for n in kept)
         assert all(torch.allclose(again[n], pruned[n], rtol=1e-14, atol=0) for n in kept)
-        num_changed += sum(int((kept[n] != masks[n]).sum()) for n in kept)
-    assert num_changed > 0
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid])
@@ -198,18 +197,16 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "function", [torch.tanh, torch.relu, torch.sigmoid, nn.functional.silu, nn.functional.gelu, Tensor.tanh]
+    "function",
+    [torch.tanh, torch.relu, torch.sigmoid, F.tanh, F.relu, F.sigmoid, F.silu, F.gelu, lambda x: x.relu()],
 )
 def test_a_forward_of_functions_is_read_as_a_chain(function: Callable[[Tensor], Tensor]) -> None:
     module = Functional(function).double()
-    if function is not Tensor.tanh:
-        chain = linear_chain(module)
-        assert chain is not None
-        assert [(layer.weight, layer.bias) for layer in chain] == [
-            ("first.weight", "first.bias"),
-            ("second.weight", "second.bias"),
-        ]
-        assert torch.equal(chain[0].activation(X), function(X))
+    chain = linear_chain(module)
+    assert chain is not None
+    names = [(layer.weight, layer.bias) for layer in chain]
+    assert names == [("first.weight", "first.bias"), ("second.weight", "second.bias")]
+    assert torch.equal(chain[0].activation(X), function(X))
     for seed in range(10):
         values, masks = masked(module, 0.3, seed)
         pruned, kept = prune(module, values, masks, ())
@@ -262,7 +259,9 @@ def test_compact_computes_the_same_from_the_selected_inputs(
         values, masks = masked(module, 0.4, seed)
         pruned, kept = prune(module, values, masks, ())
         whole = loaded(module, pruned)
-        small = compact(whole)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            small = compact(whole)
         reads = live_inputs(module, kept, SIZES[0])
         assert type(small) is nn.Sequential and all(type(p).__module__.startswith("torch.nn") for p in small)
         assert small[0].in_features == int(reads.sum())
@@ -313,3 +312,22 @@ def test_kept_is_a_flat_mask_over_the_position() -> None:
     flat = found.kept(torch.zeros(11))
     right = torch.cat([found.masks[site.name].flatten() for site in found.layout.sites])
     assert flat.dtype == torch.bool and torch.equal(flat, right)
+
+
+def test_a_way_out_through_a_layer_that_is_never_pruned_must_go_on_from_there() -> None:
+    module = network()
+    values, masks = masked(module, 1.0, 0, frozenset(["2.weight", "2.bias"]))
+    masks["4.weight"][:] = False
+    values["4.weight"][:] = 0.0
+    pruned, kept = prune(module, values, masks, ("2.weight", "2.bias"))
+    assert not kept["0.weight"].any() and not kept["0.bias"].any() and kept["2.weight"].all()
+    assert not live_inputs(module, kept, SIZES[0]).any()
+    whole = loaded(module, pruned)
+    assert torch.equal(compact(whole)(X[:, :0]), whole(X))
+
+
+def test_shared_and_computed_weights_make_no_chain() -> None:
+    shared = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    shared[2].weight = shared[0].weight
+    computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 1))
+    assert linear_chain(shared) is None and linear_chain(computed) is None

@@ -1,0 +1,174 @@
+"""The numbers of the README: selection, excess error and coverage where the truth is known, and two real data sets.
+
+    python benchmarks/foundation.py                    all parts, about half an hour on one core
+    python benchmarks/foundation.py own_model --seeds 1
+
+Prints one JSON line a run and appends it to benchmarks/results/foundation.jsonl, with versions and hardware.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import LassoCV, LinearRegression
+from sklearn.model_selection import KFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import pyro_sparse as ps
+from pyro_sparse.datasets import paper_regression
+
+RESULTS = Path(__file__).parent / "results" / "foundation.jsonl"
+Row = dict[str, Any]
+
+
+def on_fresh_points(table: Any, f: np.ndarray, y: np.ndarray) -> Row:
+    """What a table of predictions is worth where the regression function f is known."""
+    mean = np.asarray(table["mean"])
+    inside = (y >= np.asarray(table["lower"])) & (y <= np.asarray(table["upper"]))
+    mean_inside = (f >= np.asarray(table["mean_lower"])) & (f <= np.asarray(table["mean_upper"]))
+    mean_sd = (np.asarray(table["mean_upper"]) - np.asarray(table["mean_lower"])) / (2 * 1.96)
+    return {
+        "excess_error": float(np.mean((mean - f) ** 2)),
+        "coverage": float(inside.mean()),
+        "mean_width": float(np.mean(np.asarray(table["upper"]) - np.asarray(table["lower"]))),
+        "coverage_of_f": float(mean_inside.mean()),
+        "mean_variance": float(np.mean(mean_sd**2)),
+        "bias2_about": float(np.mean((mean - f) ** 2 - mean_sd**2)),
+    }
+
+
+def own_model(seed: int) -> Row:
+    """The README's own model on the paper's generator: p = 100, n = 10,000, the response as it is."""
+    x, y, _ = (torch.as_tensor(a, dtype=torch.float32) for a in paper_regression(seed, 10_000, 100))
+    torch.manual_seed(seed)
+    net = ps.SparseNet([100, 20, 10, 1], activation="tanh")
+
+    def model(x, y=None):  # type: ignore[no-untyped-def]
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", 10_000, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+    run = ps.anneal(model, (x, y), ps.PriorAnnealing(), batch_size=500, seed=seed, progress=False)
+    fit = ps.refit(run, ps.select(run))
+    x_new, y_new, f_new = paper_regression(seed + 10_000, 100_000, 100)
+    table = ps.predict(fit, x_new.astype(np.float32))
+    row = {"selected": [i + 1 for i in fit.structure.input_indices], "kept": fit.structure.num_kept}
+    return row | {"converged": fit.converged} | on_fresh_points(table, f_new, y_new)
+
+
+def estimator(seed: int) -> Row:
+    """SparseRegressor with its defaults on the same data."""
+    x, y, _ = paper_regression(seed, 10_000, 100)
+    fitted = ps.SparseRegressor(random_state=seed).fit(x, y)
+    x_new, y_new, f_new = paper_regression(seed + 10_000, 100_000, 100)
+    row = {"selected": [i + 1 for i in fitted.selected_inputs_], "kept": fitted.structure_.num_kept}
+    return row | {"converged": fitted.fit_.converged} | on_fresh_points(fitted.predict_table(x_new), f_new, y_new)
+
+
+def sparse_truth(seed: int) -> Row:
+    """Data from a sparse network: here theorem 2.2 speaks of the regression function itself."""
+    rng = np.random.RandomState(seed)
+    x, x_new = rng.randn(4_000, 20), rng.randn(20_000, 20)
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return 2 * np.tanh(x[:, 0] + x[:, 1]) - 1.5 * np.tanh(1.2 * x[:, 2])
+
+    y, y_new = f(x) + rng.randn(4_000), f(x_new) + rng.randn(20_000)
+    fitted = ps.SparseRegressor(hidden=(5,), random_state=seed).fit(x, y)
+    row = {"selected": [i + 1 for i in fitted.selected_inputs_], "kept": fitted.structure_.num_kept}
+    return row | on_fresh_points(fitted.predict_table(x_new), f(x_new), y_new)
+
+
+def cross_validated(x: np.ndarray, y: np.ndarray, seed: int, num_folds: int) -> Row:
+    """Out-of-fold error and coverage, with the mean, least squares and the lasso on the same folds."""
+    rivals = {"least_squares": LinearRegression(), "lasso": make_pipeline(StandardScaler(), LassoCV(random_state=0))}
+    squared: dict[str, list[float]] = {name: [] for name in ("ours", "mean", *rivals)}
+    inside, width, num_inputs = [], [], []
+    for train, test in KFold(num_folds, shuffle=True, random_state=seed).split(x):
+        fitted = ps.SparseRegressor(random_state=seed).fit(x[train], y[train])
+        table = fitted.predict_table(x[test])
+        squared["ours"] += list((table["mean"] - y[test]) ** 2)
+        squared["mean"] += list((y[train].mean() - y[test]) ** 2)
+        for name, rival in rivals.items():
+            squared[name] += list((rival.fit(x[train], y[train]).predict(x[test]) - y[test]) ** 2)
+        inside += list((y[test] >= table["lower"]) & (y[test] <= table["upper"]))
+        width += list(table["upper"] - table["lower"])
+        num_inputs.append(len(fitted.selected_inputs_))
+    rmse = {f"rmse_{name}": float(np.sqrt(np.mean(values))) for name, values in squared.items()}
+    summary = {"coverage": float(np.mean(inside)), "mean_width": float(np.mean(width)), "inputs": num_inputs}
+    return rmse | summary | {"finite": bool(np.isfinite(width).all())}
+
+
+def diabetes(seed: int) -> Row:
+    """scikit-learn's diabetes data, 442 rows of 10 inputs."""
+    return cross_validated(*load_diabetes(return_X_y=True), seed=seed, num_folds=5)
+
+
+def eye200(seed: int) -> Row:
+    """120 rows of 200 gene-expression probes (the folder named by PYRO_SPARSE_DATA)."""
+    table = pd.read_csv(Path(os.environ["PYRO_SPARSE_DATA"]) / "regression" / "eye200.csv")
+    return cross_validated(table.iloc[:, :-1].to_numpy(), table.iloc[:, -1].to_numpy(), seed=seed, num_folds=10)
+
+
+PARTS: dict[str, tuple[Callable[[int], Row], int]] = {
+    "own_model": (own_model, 3),
+    "estimator": (estimator, 3),
+    "sparse_truth": (sparse_truth, 10),
+    "diabetes": (diabetes, 1),
+    "eye200": (eye200, 1),
+}
+
+
+def environment() -> Row:
+    """Versions and hardware of this machine."""
+    cpu = next((line.split(":")[1].strip() for line in _cpu_lines() if "model name" in line), platform.machine())
+    versions = {"torch": torch.__version__, "pyro": pyro.__version__, "pyro_sparse": ps.__version__}
+    return versions | {"python": platform.python_version(), "cpu": cpu, "threads": torch.get_num_threads()}
+
+
+def _cpu_lines() -> Iterator[str]:
+    path = Path("/proc/cpuinfo")
+    return iter(path.read_text().splitlines()) if path.exists() else iter(())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all of them where left out")
+    parser.add_argument("--seeds", type=int, nargs="*", help="instead of 1, 2, 3, ...")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    RESULTS.parent.mkdir(exist_ok=True)
+    for name in arguments.parts or PARTS:
+        part, num_seeds = PARTS[name]
+        if name == "eye200" and "PYRO_SPARSE_DATA" not in os.environ:
+            print("eye200 left out: PYRO_SPARSE_DATA names no folder")
+            continue
+        for seed in arguments.seeds or range(1, num_seeds + 1):
+            begun = time.perf_counter()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                row = part(seed)
+            row = {"part": name, "seed": seed} | row | {"seconds": round(time.perf_counter() - begun, 1)}
+            row["warnings"] = sorted({str(w.message) for w in caught})[:3]
+            line = json.dumps(row | {"environment": environment()})
+            print(json.dumps(row), flush=True)
+            with RESULTS.open("a") as file:
+                file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

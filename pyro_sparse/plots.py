@@ -1,0 +1,393 @@
+"""Pictures of a run and of what it found; each function takes values and returns a matplotlib Figure."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+
+from pyro_sparse.inference.refit import Fit
+from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.schedule import PHASES, PriorAnnealing
+from pyro_sparse.inference.structure import Structure, linear_chain
+from pyro_sparse.models.spike_slab import SpikeSlab
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = np.ndarray[Any, Any]
+
+# Okabe and Ito: told apart by the colour-blind.
+BLUE, VERMILLION, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
+INK, GREY, PALE = "#333333", "#999999", "#E6E6E6"
+STYLE = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "savefig.dpi": 150.0,
+}
+MAX_INPUTS = 30  # bars of plot_inclusion
+MAX_ROWS = 150  # intervals of plot_intervals
+MAX_NAME = 24  # characters of an input's name
+
+
+def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
+    """The controls of a run over its steps and, beside them, the prior of a weight on its way.
+
+    Args:
+        schedule: whose controls are shown.
+        prior: law of one weight; of several hyper-parameters the first is taken.
+    """
+    figure, axes = _figure(
+        9.5, 5.6, [["power", "density"], ["spike", "density"], ["heat", "inclusion"], ["rate", "inclusion"]]
+    )
+    law = _scalar_law(prior)
+    steps = _sampled_steps(schedule)
+    controls = [schedule.at(int(step)) for step in steps]
+    spikes = [law.at(c.spike_progress) for c in controls]
+    left = [axes[name] for name in ("power", "spike", "heat", "rate")]
+    _line(left[0], steps, [c.prior_power for c in controls], "prior power η")
+    _line(left[1], steps, [float(s.current_spike_scale) for s in spikes], "spike scale σ₀", log=True)
+    thresholds = [float(s.inclusion_threshold) for s in spikes]
+    left[1].plot(steps, thresholds, color=VERMILLION, linewidth=1.5)
+    left[1].set_ylabel("spike scale σ₀\nthreshold", color=INK)
+    _line(left[2], steps, [c.temperature for c in controls], "temperature τ")
+    _line(left[3], steps, [c.learning_rate for c in controls], "learning rate ε")
+    for panel in left:
+        _mark_phases(panel, schedule, named=panel is left[0])
+        panel.set_xticklabels([]) if panel is not left[3] else panel.set_xlabel("step")
+    _draw_prior(axes["density"], axes["inclusion"], law)
+    return figure
+
+
+def plot_annealing(run: Run) -> "Figure":
+    """Loss and kept weights on the whole way, one line a chain, with the phases of the schedule."""
+    figure, axes = _figure(7.5, 4.6, [["loss"], ["kept"]])
+    steps = run.history["step"].values
+    for panel, name in ((axes["loss"], "loss"), (axes["kept"], "num_kept")):
+        for chain in run.history[name].values:
+            panel.plot(steps, chain, color=BLUE, linewidth=1.2, alpha=1.0 if len(run.history.chain) == 1 else 0.6)
+        panel.margins(x=0)
+    last = run.history["num_kept"].values[:, -1]
+    axes["loss"].set_ylabel("mean loss of a batch\n(nats a row)")
+    axes["loss"].set_ylim(_robust_limits(run.history["loss"].values))
+    axes["kept"].set_ylabel("weights above the\nfinal threshold")
+    axes["kept"].set_yscale("symlog", linthresh=10)
+    axes["kept"].set_ylim(bottom=0)
+    axes["kept"].set_xlabel("step")
+    axes["loss"].set_xticklabels([])
+    for panel in axes.values():
+        _mark_phases(panel, run.schedule, named=panel is axes["loss"])
+    end = ", ".join(f"{int(number):,}" for number in last[:5]) + ("" if len(last) <= 5 else ", …")
+    axes["kept"].annotate(f"{end} at the end", (1, 0.92), xycoords="axes fraction", ha="right", va="top", color=BLUE)
+    return figure
+
+
+def plot_inclusion(source: Structure | xr.Dataset, names: Sequence[str] | None = None) -> "Figure":
+    """Which inputs are selected, the first 30 of them.
+
+    With several chains: in which share of them each input is selected. With one, the kept weights that leave each input.
+
+    Args:
+        source: a Structure, or what ``mipp`` returns.
+        names: one an input, its own where left out; inputs that share a name are shown as one.
+    """
+    share, weights, num_chains, own = _inclusion(source)
+    labels = np.asarray(own if names is None else list(names), dtype=object)
+    unique = list(dict.fromkeys(labels))
+    shares = np.array([share[labels == name].max() for name in unique])
+    counts = None if weights is None else np.array([weights[labels == name].sum() for name in unique])
+    lengths = shares if counts is None or num_chains > 1 else counts
+    selected = shares > 0.5 if counts is None else counts > 0
+    order = np.lexsort((np.arange(len(unique)), -lengths))[:MAX_INPUTS]
+    figure, axes = _figure(6.0, 1.2 + 0.19 * len(order), [["bars"]])
+    panel = axes["bars"]
+    _bars(panel, [str(unique[i]) for i in order], lengths[order], selected[order])
+    if lengths is shares:
+        panel.set_xlim(0, 1)
+        panel.axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+        panel.set_xlabel(f"share of {num_chains} runs that select the input" if num_chains > 1 else "inclusion probability")
+    else:
+        panel.set_xlabel("kept weights that leave the input (one run)")
+        panel.set_xlim(0, max(1, lengths.max()) * 1.05)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    rest = len(unique) - len(order)
+    text = f"{int(selected.sum())} of {len(unique)} inputs selected"
+    panel.set_title(text + (f"; {rest} more inputs not shown" if rest else ""))
+    return figure
+
+
+def plot_intervals(table: pd.DataFrame | xr.Dataset, observed: Any, prob: float = 0.95, unit: str = "") -> "Figure":
+    """Intervals of new observations in the order of the prediction, and what was observed.
+
+    Args:
+        table: columns ``mean``, ``lower``, ``upper``, from ``predict``; of many rows an even selection is drawn.
+        observed: (rows,) the response at these rows.
+        prob: content the intervals were made for.
+        unit: name of the response, for the axis.
+    """
+    mean, lower, upper = (np.asarray(table[name]) for name in ("mean", "lower", "upper"))
+    y = np.asarray(observed)
+    covered = (lower <= y) & (y <= upper)
+    order = np.argsort(mean, kind="stable")
+    shown = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MAX_ROWS)).round().astype(int))]
+    figure, axes = _figure(8.0, 3.8, [["rows"]])
+    panel, x = axes["rows"], np.arange(len(shown))
+    inside = covered[shown]
+    panel.vlines(x, lower[shown], upper[shown], color=PALE, linewidth=max(1.0, min(5.0, 380 / len(shown))))
+    panel.plot(x, mean[shown], color=INK, linewidth=1.2, label="predicted mean")
+    panel.scatter(x[inside], y[shown][inside], s=11, color=BLUE, zorder=3, label="observed, covered")
+    panel.scatter(x[~inside], y[shown][~inside], s=26, color=VERMILLION, marker="D", zorder=4, label="observed, missed")
+    panel.set_title(
+        f"{prob:.0%} intervals cover {covered.mean():.1%} of {len(y):,} rows, mean width {(upper - lower).mean():.3g}"
+    )
+    panel.set_xlabel("rows, sorted by prediction" + (f" ({len(shown)} of {len(y):,} drawn)" if len(shown) < len(y) else ""))
+    panel.set_ylabel(unit or "response")
+    panel.margins(x=0.01)
+    panel.legend(loc="upper left", ncols=3, handletextpad=0.4, columnspacing=1.2)
+    low, high = panel.get_ylim()
+    panel.set_ylim(low, high + 0.12 * (high - low))
+    return figure
+
+
+def plot_network(source: Structure | Fit, names: Sequence[str] | None = None) -> "Figure | None":
+    """The kept network: selected inputs on the left, live units as dots, a line for each kept weight.
+
+    Args:
+        source: a Structure, or a Fit for the refitted weights.
+        names: one an input, its own where left out.
+
+    Returns:
+        None for a network that is no chain of linear layers, or a model with another number of networks than one.
+    """
+    structure = source.structure if isinstance(source, Fit) else source
+    weights = _chain_weights(structure, source.values)
+    if weights is None:
+        return None
+    alive = _alive(weights)
+    if not len(alive[0]):
+        return _constant_network(structure)
+    labels = _own_names(structure) if names is None else [str(name) for name in names]
+    places = _places(weights, alive)
+    height = max(2.6, 0.24 * max(len(layer) for layer in alive) + 0.9)
+    figure, axes = _figure(1.9 * len(alive) + 1.6, min(height, 9.0), [["net"]])
+    panel = axes["net"]
+    _draw_edges(panel, weights, alive, places)
+    for depth, (units, y) in enumerate(zip(alive, places, strict=True)):
+        panel.scatter(np.full(len(units), float(depth)), y, s=42, color=INK, zorder=3)
+    for unit, y in zip(alive[0], places[0], strict=True):
+        panel.annotate(_short(labels[unit]), (0, y), (-8, 0), textcoords="offset points", ha="right", va="center")
+    _label_layers(panel, weights, alive)
+    return figure
+
+
+def _figure(width: float, height: float, mosaic: list[list[str]]) -> "tuple[Figure, dict[str, Axes]]":
+    # No pyplot: nothing global changes, no window opens.
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+        return figure, figure.subplot_mosaic(mosaic)  # type: ignore[arg-type]
+
+
+def _line(panel: "Axes", steps: Array, values: Sequence[float], label: str, log: bool = False) -> None:
+    panel.plot(steps, values, color=BLUE, linewidth=1.5)
+    panel.set_ylabel(label)
+    panel.margins(x=0)
+    if log:
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(0, 1.15 * max([*values, 1e-12]))
+
+
+def _sampled_steps(schedule: PriorAnnealing, count: int = 600) -> Array:
+    """Steps evenly spaced and at both sides of every jump."""
+    even = np.linspace(0, schedule.num_steps - 1, count).round()
+    jumps = np.array([*_starts(schedule).values(), *schedule.learning_rate_drops])
+    steps = np.unique(np.concatenate([even, jumps, jumps - 1, jumps + 1, jumps + 3, jumps + 10])).astype(int)
+    return steps[(steps >= 0) & (steps < schedule.num_steps)]
+
+
+def _starts(schedule: PriorAnnealing) -> dict[str, int]:
+    """First step of every phase that takes place."""
+    lengths = [schedule.length(phase) for phase in PHASES]
+    return {phase: sum(lengths[:i]) for i, phase in enumerate(PHASES) if lengths[i]}
+
+
+def _mark_phases(panel: "Axes", schedule: PriorAnnealing, named: bool) -> None:
+    for number, (phase, start) in enumerate(_starts(schedule).items()):
+        end = start + schedule.length(phase)
+        if number % 2:
+            panel.axvspan(start, end, color="#F4F4F4", zorder=-1, linewidth=0)
+        if named:
+            panel.annotate(
+                phase,
+                ((start + end) / 2, 1.0),
+                (0, 3),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                color=GREY,
+            )
+    panel.set_xlim(0, schedule.num_steps)
+
+
+def _scalar_law(prior: SpikeSlab) -> SpikeSlab:
+    numbers = (prior.slab_prob, prior.spike_scale, prior.slab_scale, prior.initial_spike_scale)
+    return SpikeSlab(*(number.detach().flatten()[0].cpu().double() for number in numbers), validate_args=False)
+
+
+def _draw_prior(density: "Axes", inclusion: "Axes", law: SpikeSlab) -> None:
+    from matplotlib import colormaps
+
+    reach = 1.6 * float(law.at(0.0).inclusion_threshold) or 4 * float(law.slab_scale)
+    weights = torch.linspace(-reach, reach, 801, dtype=torch.float64)
+    for progress in (0.0, 0.5, 0.9, 0.99, 1.0):
+        now, color = law.at(progress), colormaps["viridis_r"](0.15 + 0.85 * progress**4)
+        density.plot(weights, -now.log_prob(weights), color=color, linewidth=1.5, label=f"u = {progress:g}")
+        inclusion.plot(weights, now.inclusion_probability(weights), color=color, linewidth=1.5)
+        threshold = float(now.inclusion_threshold)
+        inclusion.scatter([-threshold, threshold], [0.5, 0.5], s=16, color=[color], zorder=3)
+    density.set_ylabel("negative log prior (nats)")
+    density.set_xticklabels([])
+    density.legend(title="spike progress", loc="upper center", ncols=3, fontsize=8, title_fontsize=8)
+    low, high = density.get_ylim()
+    density.set_ylim(low, high + 0.35 * (high - low))
+    inclusion.set_ylabel("inclusion probability\n(dots: threshold)")
+    inclusion.set_xlabel("weight")
+    for panel in (density, inclusion):
+        panel.margins(x=0)
+
+
+def _robust_limits(values: Array) -> tuple[float, float]:
+    """Limits that show the path, not the first steps' fall alone."""
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(np.quantile(finite, 0.99))
+    room = 0.08 * (high - low) or 1.0
+    return low - room, high + room
+
+
+def _inclusion(source: Structure | xr.Dataset) -> tuple[Array, Array | None, int, list[str]]:
+    """Share of runs an input is selected in, kept weights that leave it, number of runs, names."""
+    if isinstance(source, Structure):
+        share = source.input_probability.cpu().numpy()
+        return share, _weights_leaving(source), source.num_chains, _own_names(source)
+    own = [str(name) for name in source["column"].values]
+    return source["input"].values, None, source.sizes["chain"], own
+
+
+def _weights_leaving(structure: Structure) -> Array:
+    reads = structure.reads.cpu()
+    for mask in structure.masks.values():
+        if mask.dim() and mask.shape[-1] == len(reads):
+            counts: Array = mask.reshape(-1, len(reads)).sum(0).cpu().numpy()
+            return np.maximum(counts, reads.numpy())
+    return reads.numpy().astype(int)
+
+
+def _own_names(structure: Structure) -> list[str]:
+    """Names of the inputs: x0, x1, ... where they have none."""
+    names = structure.input_names
+    return [f"x{i}" for i in range(len(structure.reads))] if names is None else list(names)
+
+
+def _short(name: Any) -> str:
+    text = str(name)
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 9]}…{text[-8:]}"
+
+
+def _bars(panel: "Axes", names: list[str], lengths: Array, selected: Array) -> None:
+    y = np.arange(len(names))
+    panel.barh(y, lengths, height=0.65, color=[BLUE if chosen else GREY for chosen in selected])
+    panel.set_yticks(y, [_short(name) for name in names])
+    for label, chosen in zip(panel.get_yticklabels(), selected, strict=True):
+        label.set_color(INK if chosen else GREY)
+    panel.invert_yaxis()
+    panel.set_ylim(len(names) - 0.4, -0.6)
+    panel.tick_params(axis="y", length=0)
+
+
+def _chain_weights(structure: Structure, values: dict[str, torch.Tensor]) -> list[Array] | None:
+    """The weight matrices of the model's one network, layer by layer."""
+    modules = structure.layout.modules()
+    chain = linear_chain(modules[0].module) if len(modules) == 1 else None
+    if chain is None:
+        return None
+    sites = structure.layout.of_module(modules[0])
+    return [values[sites[layer.weight].name].detach().cpu().double().numpy() for layer in chain]
+
+
+def _alive(weights: list[Array]) -> list[Array]:
+    """Units with a path from an input and to an output, layer by layer; the inputs first."""
+    forward = [np.ones(weights[0].shape[1], dtype=bool)]
+    for weight in weights:
+        forward.append(((weight != 0) & forward[-1]).any(1))
+    backward = [forward[-1]]
+    for weight in reversed(weights):
+        backward.append(((weight != 0) & backward[-1][:, None]).any(0))
+    return [np.flatnonzero(f & b) for f, b in zip(forward, reversed(backward), strict=True)]
+
+
+def _places(weights: list[Array], alive: list[Array]) -> list[Array]:
+    """Heights in [0, 1], each unit near those it reads, so that few lines cross."""
+    places = [_spread(len(alive[0]), np.arange(len(alive[0])))]
+    for weight, reads, units in zip(weights, alive[:-1], alive[1:], strict=True):
+        strength = np.abs(weight[np.ix_(units, reads)])
+        places.append(_spread(len(units), strength @ places[-1] / strength.sum(1)))
+    return places
+
+
+def _spread(count: int, wish: Array) -> Array:
+    ranks = np.argsort(np.argsort(wish, kind="stable"), kind="stable")
+    return np.full(count, 0.5) if count == 1 else 1 - (1 - ranks / (count - 1)) if count else np.zeros(0)
+
+
+def _draw_edges(panel: "Axes", weights: list[Array], alive: list[Array], places: list[Array]) -> None:
+    from matplotlib.collections import LineCollection
+
+    for depth, weight in enumerate(weights):
+        block = weight[np.ix_(alive[depth + 1], alive[depth])]
+        to, source = np.nonzero(block)
+        size = np.abs(block[to, source]) / np.abs(block).max(initial=1e-300)
+        order = np.argsort(size)
+        to, source, size = to[order], source[order], size[order]
+        lines = [[(depth, places[depth][s]), (depth + 1, places[depth + 1][t])] for t, s in zip(to, source, strict=True)]
+        colors = [BLUE if block[t, s] > 0 else VERMILLION for t, s in zip(to, source, strict=True)]
+        panel.add_collection(LineCollection(lines, colors=colors, linewidths=0.4 + 2.8 * size, alpha=0.75, zorder=1))
+
+
+def _label_layers(panel: "Axes", weights: list[Array], alive: list[Array]) -> None:
+    sizes = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+    for depth, (units, size) in enumerate(zip(alive, sizes, strict=True)):
+        what = "inputs" if depth == 0 else "output" if depth == len(weights) and size == 1 else "units"
+        text = what if size == 1 else f"{len(units)} of {size}\n{what}"
+        panel.annotate(
+            text, (depth, 0), (0, -8), ("data", "axes fraction"), "offset points", ha="center", va="top", color=GREY
+        )
+    panel.set_axis_off()
+    panel.set_xlim(-0.25, len(weights) + 0.15)
+    panel.set_ylim(1.06, -0.06)
+    panel.plot([], [], color=BLUE, label="positive weight")
+    panel.plot([], [], color=VERMILLION, label="negative weight; width: size within the layer")
+    panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8)
+
+
+def _constant_network(structure: Structure) -> "Figure":
+    figure, axes = _figure(6.0, 1.6, [["net"]])
+    axes["net"].set_axis_off()
+    text = f"No weight leaves any of the {len(structure.reads)} inputs:\nthe network is a constant."
+    axes["net"].text(0.5, 0.5, text, ha="center", va="center", fontsize=11)
+    return figure

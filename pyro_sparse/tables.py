@@ -1,0 +1,259 @@
+"""CSV files as numbers: text one-hot encoded, rows with blanks dropped, and what cannot be used refused in one sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+
+MIN_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Column:
+    """One input of the table: numbers as they are, or text as one 0/1 column a level."""
+
+    name: str
+    levels: tuple[str, ...] | None = None  # None: numbers
+
+    @property
+    def encoded_names(self) -> list[str]:
+        return [self.name] if self.levels is None else [f"{self.name}={level}" for level in self.coded_levels]
+
+    @property
+    def coded_levels(self) -> tuple[str, ...]:
+        """The levels with a column of their own: of two, one says it all."""
+        levels = self.levels or ()
+        return levels[1:] if len(levels) == 2 else levels
+
+    def encode(self, values: "pd.Series[Any]") -> dict[str, "pd.Series[Any]"]:
+        """Its numeric columns by name.
+
+        Raises:
+            ValueError: naming the column, the row and the value that is no number or no known level.
+        """
+        if self.levels is None:
+            return {self.name: _numbers(values)}
+        unknown = values[~values.isin(self.levels)]
+        if len(unknown):
+            known = _listed(self.levels)
+            raise ValueError(f"column '{self.name}' has the unknown level '{unknown.iloc[0]}' in row {unknown.index[0]}; the fit knows {known}")
+        return {
+            name: (values == level).astype(float)
+            for name, level in zip(self.encoded_names, self.coded_levels, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a table becomes numbers: all that a new table needs to be read the same way."""
+
+    target: str
+    columns: tuple[Column, ...]
+
+    @property
+    def owners(self) -> list[str]:
+        """The input that each encoded column belongs to."""
+        return [column.name for column in self.columns for _ in column.encoded_names]
+
+    @property
+    def text_columns(self) -> list[str]:
+        return [column.name for column in self.columns if column.levels is not None]
+
+    def encode(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The encoded inputs of a table without blanks.
+
+        Raises:
+            ValueError: naming the column that is missing or the value that does not fit.
+        """
+        encoded: dict[str, pd.Series[Any]] = {}
+        for column in self.columns:
+            encoded |= column.encode(frame[column.name])
+        return pd.DataFrame(encoded, index=frame.index)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"target": self.target, "columns": [{"name": c.name, "levels": c.levels} for c in self.columns]}
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any]) -> Self:
+        columns = [Column(c["name"], None if c["levels"] is None else tuple(c["levels"])) for c in settings["columns"]]
+        return cls(settings["target"], tuple(columns))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers to fit, and what became of the rest.
+
+    Attributes:
+        inputs: encoded columns; the index is the row of the file, counted from 1 below the header.
+        target: of the same rows.
+        encoding: how the inputs came about.
+        num_read, num_dropped: rows of the file, and those dropped for blanks.
+        left_out: columns that say nothing, with the reason.
+    """
+
+    inputs: pd.DataFrame
+    target: "pd.Series[Any]"
+    encoding: Encoding
+    num_read: int
+    num_dropped: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def split(self, share: float, seed: int) -> tuple[Self, Self]:
+        """The table without a random share of its rows, and those rows."""
+        order = np.random.default_rng(seed).permutation(len(self.target))
+        count = round(share * len(order))
+        return self._rows(np.sort(order[count:])), self._rows(np.sort(order[:count]))
+
+    def _rows(self, rows: np.ndarray[Any, Any]) -> Self:
+        return replace(self, inputs=self.inputs.iloc[rows], target=self.target.iloc[rows])
+
+
+def read_csv(path: Path, text_columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV file, its rows counted from 1, text stripped; empty text is blank.
+
+    Raises:
+        ValueError: where it is no CSV file with a header.
+        OSError: where it cannot be opened.
+    """
+    try:
+        frame = pd.read_csv(
+            path, dtype=dict.fromkeys(text_columns, str), skipinitialspace=True, low_memory=False, index_col=False
+        )
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a CSV file with a header: {str(error).splitlines()[0]}") from error
+    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    if not frame.columns.is_unique:
+        raise ValueError(f"{path} has two columns named '{frame.columns[frame.columns.duplicated()][0]}'")
+    frame.index = pd.RangeIndex(1, len(frame) + 1)
+    for name in frame.columns:
+        if _is_number(frame[name]):
+            continue
+        text = frame[name].map(lambda value: value.strip() if isinstance(value, str) else value)
+        frame[name] = text.where(text.ne(""))
+    return frame
+
+
+def prepare(frame: pd.DataFrame, target: str, strict: bool = False, ignore: Sequence[str] = ()) -> Table:
+    """The table that a regression of ``target`` on all other columns needs.
+
+    Args:
+        frame: from :func:`read_csv`.
+        target: name of the column to predict.
+        strict: refuse rows with blanks instead of dropping them.
+        ignore: columns that are no inputs.
+
+    Raises:
+        ValueError: one sentence that names the column or the rows in question.
+    """
+    _check_columns(frame, [target, *ignore])
+    num_read = len(frame)
+    frame = frame.drop(columns=[name for name in ignore if name != target])
+    blank = [str(name) for name in frame.columns[frame.isna().all()] if name != target]
+    frame = frame.drop(columns=blank)
+    full = complete(frame, strict)
+    if len(full) < MIN_ROWS:
+        raise ValueError(_too_few(frame, full))
+    response = _target(full[target])
+    full = full.drop(columns=target)
+    constant = [str(name) for name in full.columns if full[name].nunique() == 1]
+    columns = tuple(_learn(full[name]) for name in full.columns if name not in constant)
+    if not columns:
+        raise ValueError(f"there is no input: no column but '{target}' has two different values")
+    encoding = Encoding(target, columns)
+    reasons = dict.fromkeys(blank, "blank") | dict.fromkeys(constant, "constant")
+    return Table(encoding.encode(full), response, encoding, num_read, num_read - len(full), reasons)
+
+
+def complete(frame: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
+    """The rows without blanks, each column with the type that its values then have.
+
+    Raises:
+        ValueError: where ``strict`` and a row has a blank.
+    """
+    with_blanks = frame.index[frame.isna().any(axis=1)]
+    if strict and len(with_blanks):
+        column = frame.columns[frame.loc[with_blanks[0]].isna()][0]
+        raise ValueError(
+            f"{len(with_blanks)} of {len(frame)} rows have blanks, the first in row {with_blanks[0]}, column '{column}'"
+        )
+    return frame.drop(index=with_blanks).infer_objects()
+
+
+def select_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
+    """The inputs that the encoding reads.
+
+    Raises:
+        ValueError: naming those that are missing.
+    """
+    names = [column.name for column in encoding.columns]
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        raise ValueError(f"column {_listed(missing)} of the fit is missing; the columns are {_listed(frame.columns)}")
+    return frame[names]
+
+
+def _check_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in frame.columns:
+            hint = "; is the file separated by commas?" if len(frame.columns) == 1 else ""
+            raise ValueError(f"there is no column '{name}'; the columns are {_listed(frame.columns)}{hint}")
+
+
+def _too_few(frame: pd.DataFrame, full: pd.DataFrame) -> str:
+    blanks = frame.isna().sum()
+    text = f"at least {MIN_ROWS} rows without blanks are needed, got {len(full)} of {len(frame)}"
+    return text if not blanks.any() else f"{text}; column '{blanks.idxmax()}' has {blanks.max()} blanks"
+
+
+def _target(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    name = values.name
+    if values.nunique() == 1:
+        raise ValueError(f"target '{name}' is constant ({values.iloc[0]}): there is nothing to explain")
+    if values.nunique() == 2:
+        low, high = sorted(f"{value:g}" if _is_number(values) else str(value) for value in values.unique())
+        raise ValueError(f"target '{name}' has two values only ({low} and {high}): that is classification, and fit does regression")
+    if not _is_number(values):
+        wrong = values[pd.to_numeric(values, errors="coerce").isna()]
+        raise ValueError(f"target '{name}' must hold numbers, got the text '{wrong.iloc[0]}' in row {wrong.index[0]}")
+    return _numbers(values)
+
+
+def _learn(values: "pd.Series[Any]") -> Column:
+    """Numbers, or text with its levels."""
+    name = str(values.name)
+    if _is_number(values):
+        return Column(name)
+    levels = sorted(str(value) for value in values.unique())
+    wrong = values[pd.to_numeric(values, errors="coerce").isna()]
+    if len(levels) > 10 and 2 * wrong.nunique() < len(levels):
+        raise ValueError(
+            f"column '{name}' holds numbers but for '{wrong.iloc[0]}' in row {wrong.index[0]}: leave such cells empty"
+        )
+    if 2 * len(levels) > len(values):
+        raise ValueError(
+            f"column '{name}' holds text with {len(levels)} different values in {len(values)} rows: "
+            f"leave it out (--ignore '{name}') or turn it into numbers"
+        )
+    return Column(name, tuple(levels))
+
+
+def _numbers(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    numbers = pd.to_numeric(values, errors="coerce").astype(float)
+    wrong = values[~np.isfinite(numbers)]
+    if len(wrong):
+        raise ValueError(
+            f"column '{values.name}' must hold finite numbers, got '{wrong.iloc[0]}' in row {wrong.index[0]}"
+        )
+    return numbers
+
+
+def _is_number(values: "pd.Series[Any]") -> bool:
+    return bool(pd.api.types.is_numeric_dtype(values))
+
+
+def _listed(names: Sequence[Any] | pd.Index) -> str:
+    shown = ", ".join(f"'{name}'" for name in list(names)[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
