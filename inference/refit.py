@@ -67,8 +67,15 @@ class Fit:
 
     @cached_property
     def matters(self) -> Tensor:
-        """Which free coordinates move the mean at all: a noise scale does not."""
-        return (self._jacobian != 0).any(0)
+        """Which free coordinates belong to the mean: a noise scale does not.
+
+        A kept weight that moves it at no training row (its input is constant, its unit dead) may do so at a new one.
+        """
+        moves = (self._jacobian != 0).any(0)
+        if len(self.response.spec.observed) > 1:  # the weight may belong to another response
+            return moves
+        weights = self.layout.flat(dict.fromkeys(self.structure.masks, True), False, self.free)
+        return moves | weights[self.structure.kept(self.free)]
 
     @cached_property
     def information(self) -> FisherInformation:
@@ -170,12 +177,16 @@ class Fit:
             return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
         known = settings["spec"] | {"plates": frozenset(settings["spec"]["plates"])}
-        spec = dataclasses.replace(_in_double(inspect(model, data, None, 0)), **known)
+        rows = tuple(torch.as_tensor(item) for item in (data if isinstance(data, (tuple, list)) else (data,)))
+        # The model may count on as many rows as it was fitted to: the first one stands for all.
+        whole = tuple(item[:1].expand(known["num_data"], *item.shape[1:]) for item in rows)
+        spec = _in_double(dataclasses.replace(inspect(model, whole, None, 0), data=rows, **known))
         layout, values, masks = spec.layout, group("value/"), group("mask/")
-        if {site.name: site.shape for site in layout.sites if not site.transform} != {
-            name: value.shape for name, value in values.items() if not layout[name].transform
-        }:
-            raise ValueError(f"model must have the sites of the saved fit, {sorted(values)}, got {layout}")
+        shapes = {site.name: site.shape for site in layout.sites}
+        if shapes.keys() != values.keys() or any(
+            value.shape != shapes[name] for name, value in values.items() if not layout[name].transform
+        ):
+            raise ValueError(f"model must have the sites of the saved fit, {sorted(values)}, got {sorted(shapes)}")
         names = settings["structure"]["input_names"]
         structure = Structure(
             masks,
@@ -240,7 +251,8 @@ def refit(
     """
     spec = _in_double(run.spec)
     layout = spec.layout
-    values = {name: value.double() for name, value in structure.values.items()}
+    # Data from a closure cannot be turned to double precision, nor can a model that computes with them.
+    values = {name: value.double() if spec.data else value for name, value in structure.values.items()}
     start = layout.unconstrained(values)
     kept = structure.kept(start)
     precision = _slab_precision(layout, start, kept) if keep_slab else torch.zeros_like(start)
@@ -364,6 +376,7 @@ def _every_row_once(spec: Specification) -> list[Tensor]:
 
 def _model_noise_variance(response: Response, values: dict[str, Tensor]) -> float:
     """The variance by which the model weighs its residuals; 1 where its response has none of its own."""
-    node = response.node(values, response.spec.data, response.blocks(response.spec.num_data, 2)[0])
+    size = 2 if response.spec.data else response.spec.num_data  # a closure shows all of its rows
+    node = response.node(values, response.spec.data, response.blocks(response.spec.num_data, size)[0])
     scale = getattr(getattr(node["fn"], "base_dist", node["fn"]), "scale", None)
     return float(scale.square().mean()) if isinstance(scale, Tensor) else 1.0

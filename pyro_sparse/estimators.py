@@ -91,7 +91,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
             model,
             data,
             _schedule(len(y)) if self.schedule is None else self.schedule,
-            self.batch_size or _batch_size(len(y)),
+            _batch_size(len(y)) if self.batch_size is None else self.batch_size,
             num_chains=self.num_chains,
             seed=seed,
             input_names=names,
@@ -126,6 +126,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
         settings = {
             "hidden": list(self.hidden),
             "activation": self.activation,
+            "num_rows": self.fit_.response.spec.num_data,
             "columns": [str(c) for c in getattr(self, "feature_names_in_", [])] or None,
             "x_mean": self.x_mean_.tolist(),
             "x_scale": self.x_scale_.tolist(),
@@ -144,8 +145,8 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
         new.n_features_in_ = len(new.x_mean_)
         if settings["columns"]:
             new.feature_names_in_ = np.array(settings["columns"], dtype=object)
-        example = (torch.zeros(2, new.n_features_in_), torch.zeros(2))
-        fit = Fit.load(path, new._model(2, 0), example)
+        example = (torch.zeros(1, new.n_features_in_), torch.zeros(1))
+        fit = Fit.load(path, new._model(settings["num_rows"], 0), example)
         new.structure_ = fit.structure
         new._set_fit(fit)
         return new

@@ -1,7 +1,8 @@
 """Pictures of a run and of what it found; each function takes values and returns a matplotlib Figure."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,8 @@ Array = np.ndarray[Any, Any]
 
 # Okabe and Ito: told apart by the colour-blind.
 BLUE, VERMILLION, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
-INK, GREY, PALE = "#333333", "#999999", "#E6E6E6"
-STYLE = {
+INK, GREY, PALE = "#333333", "#8C8C8C", "#DCDCDC"
+STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -38,10 +39,28 @@ STYLE = {
     "savefig.dpi": 150.0,
 }
 MAX_INPUTS = 30  # bars of plot_inclusion
+ENOUGH_INPUTS = 12  # bars after which inputs that nothing leaves are no longer drawn
 MAX_ROWS = 150  # intervals of plot_intervals
 MAX_NAME = 24  # characters of an input's name
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def _styled(plot: Callable[P, R]) -> Callable[P, R]:
+    """Draws in the style of this module and leaves matplotlib's settings as they are."""
+
+    @functools.wraps(plot)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            return plot(*args, **kwargs)
+
+    return styled
+
+
+@_styled
 def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
     """The controls of a run over its steps and, beside them, the prior of a weight on its way.
 
@@ -58,10 +77,12 @@ def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
     spikes = [law.at(c.spike_progress) for c in controls]
     left = [axes[name] for name in ("power", "spike", "heat", "rate")]
     _line(left[0], steps, [c.prior_power for c in controls], "prior power η")
-    _line(left[1], steps, [float(s.current_spike_scale) for s in spikes], "spike scale σ₀", log=True)
+    _line(left[1], steps, [float(s.current_spike_scale) for s in spikes], "weight", log=True)
     thresholds = [float(s.inclusion_threshold) for s in spikes]
     left[1].plot(steps, thresholds, color=VERMILLION, linewidth=1.5)
-    left[1].set_ylabel("spike scale σ₀\nthreshold", color=INK)
+    starts = {"threshold": (thresholds[0], VERMILLION), "spike scale σ₀": (float(spikes[0].current_spike_scale), BLUE)}
+    for text, (height, color) in starts.items():
+        left[1].annotate(text, (0, height), (4, -3), textcoords="offset points", va="top", color=color)
     _line(left[2], steps, [c.temperature for c in controls], "temperature τ")
     _line(left[3], steps, [c.learning_rate for c in controls], "learning rate ε")
     for panel in left:
@@ -71,15 +92,18 @@ def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
     return figure
 
 
+@_styled
 def plot_annealing(run: Run) -> "Figure":
     """Loss and kept weights on the whole way, one line a chain, with the phases of the schedule."""
     figure, axes = _figure(7.5, 4.6, [["loss"], ["kept"]])
     steps = run.history["step"].values
     for panel, name in ((axes["loss"], "loss"), (axes["kept"], "num_kept")):
-        for chain in run.history[name].values:
-            panel.plot(steps, chain, color=BLUE, linewidth=1.2, alpha=1.0 if len(run.history.chain) == 1 else 0.6)
-        panel.margins(x=0)
-    last = run.history["num_kept"].values[:, -1]
+        for number, chain in enumerate(run.history[name].values):
+            color = (BLUE, VERMILLION, GREEN, SKY)[number % 4]
+            if name == "loss":  # of one batch each: the mean over neighbours shows the way
+                panel.plot(steps, chain, color=color, linewidth=0.7, alpha=0.3)
+                chain = _running_mean(chain)
+            panel.plot(steps, chain, color=color, linewidth=1.6)
     axes["loss"].set_ylabel("mean loss of a batch\n(nats a row)")
     axes["loss"].set_ylim(_robust_limits(run.history["loss"].values))
     axes["kept"].set_ylabel("weights above the\nfinal threshold")
@@ -89,11 +113,15 @@ def plot_annealing(run: Run) -> "Figure":
     axes["loss"].set_xticklabels([])
     for panel in axes.values():
         _mark_phases(panel, run.schedule, named=panel is axes["loss"])
+    last = run.history["num_kept"].values[:, -1]
     end = ", ".join(f"{int(number):,}" for number in last[:5]) + ("" if len(last) <= 5 else ", …")
-    axes["kept"].annotate(f"{end} at the end", (1, 0.92), xycoords="axes fraction", ha="right", va="top", color=BLUE)
+    axes["kept"].annotate(
+        f"{end} at the end", (steps[-1], last.max()), (0, 6), textcoords="offset points", ha="right", color=INK
+    )
     return figure
 
 
+@_styled
 def plot_inclusion(source: Structure | xr.Dataset, names: Sequence[str] | None = None) -> "Figure":
     """Which inputs are selected, the first 30 of them.
 
@@ -103,6 +131,8 @@ def plot_inclusion(source: Structure | xr.Dataset, names: Sequence[str] | None =
         source: a Structure, or what ``mipp`` returns.
         names: one an input, its own where left out; inputs that share a name are shown as one.
     """
+    from matplotlib.ticker import MaxNLocator
+
     share, weights, num_chains, own = _inclusion(source)
     labels = np.asarray(own if names is None else list(names), dtype=object)
     unique = list(dict.fromkeys(labels))
@@ -110,24 +140,28 @@ def plot_inclusion(source: Structure | xr.Dataset, names: Sequence[str] | None =
     counts = None if weights is None else np.array([weights[labels == name].sum() for name in unique])
     lengths = shares if counts is None or num_chains > 1 else counts
     selected = shares > 0.5 if counts is None else counts > 0
-    order = np.lexsort((np.arange(len(unique)), -lengths))[:MAX_INPUTS]
+    most = max(ENOUGH_INPUTS, int((lengths > 0).sum()))
+    order = np.argsort(-lengths, kind="stable")[: min(most, MAX_INPUTS)]
     figure, axes = _figure(6.0, 1.2 + 0.19 * len(order), [["bars"]])
     panel = axes["bars"]
     _bars(panel, [str(unique[i]) for i in order], lengths[order], selected[order])
     if lengths is shares:
         panel.set_xlim(0, 1)
         panel.axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
-        panel.set_xlabel(f"share of {num_chains} runs that select the input" if num_chains > 1 else "inclusion probability")
+        panel.set_xlabel(
+            f"share of {num_chains} runs that select the input" if num_chains > 1 else "inclusion probability"
+        )
     else:
         panel.set_xlabel("kept weights that leave the input (one run)")
         panel.set_xlim(0, max(1, lengths.max()) * 1.05)
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     rest = len(unique) - len(order)
     text = f"{int(selected.sum())} of {len(unique)} inputs selected"
-    panel.set_title(text + (f"; {rest} more inputs not shown" if rest else ""))
+    panel.set_title(text + (f" ({rest} others not drawn)" if rest else ""))
     return figure
 
 
+@_styled
 def plot_intervals(table: pd.DataFrame | xr.Dataset, observed: Any, prob: float = 0.95, unit: str = "") -> "Figure":
     """Intervals of new observations in the order of the prediction, and what was observed.
 
@@ -152,7 +186,9 @@ def plot_intervals(table: pd.DataFrame | xr.Dataset, observed: Any, prob: float 
     panel.set_title(
         f"{prob:.0%} intervals cover {covered.mean():.1%} of {len(y):,} rows, mean width {(upper - lower).mean():.3g}"
     )
-    panel.set_xlabel("rows, sorted by prediction" + (f" ({len(shown)} of {len(y):,} drawn)" if len(shown) < len(y) else ""))
+    panel.set_xlabel(
+        "rows, sorted by prediction" + (f" ({len(shown)} of {len(y):,} drawn)" if len(shown) < len(y) else "")
+    )
     panel.set_ylabel(unit or "response")
     panel.margins(x=0.01)
     panel.legend(loc="upper left", ncols=3, handletextpad=0.4, columnspacing=1.2)
@@ -161,6 +197,7 @@ def plot_intervals(table: pd.DataFrame | xr.Dataset, observed: Any, prob: float 
     return figure
 
 
+@_styled
 def plot_network(source: Structure | Fit, names: Sequence[str] | None = None) -> "Figure | None":
     """The kept network: selected inputs on the left, live units as dots, a line for each kept weight.
 
@@ -194,12 +231,10 @@ def plot_network(source: Structure | Fit, names: Sequence[str] | None = None) ->
 
 def _figure(width: float, height: float, mosaic: list[list[str]]) -> "tuple[Figure, dict[str, Axes]]":
     # No pyplot: nothing global changes, no window opens.
-    import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-        return figure, figure.subplot_mosaic(mosaic)  # type: ignore[arg-type]
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    return figure, figure.subplot_mosaic(mosaic)  # type: ignore[arg-type]
 
 
 def _line(panel: "Axes", steps: Array, values: Sequence[float], label: str, log: bool = False) -> None:
@@ -255,8 +290,9 @@ def _draw_prior(density: "Axes", inclusion: "Axes", law: SpikeSlab) -> None:
 
     reach = 1.6 * float(law.at(0.0).inclusion_threshold) or 4 * float(law.slab_scale)
     weights = torch.linspace(-reach, reach, 801, dtype=torch.float64)
-    for progress in (0.0, 0.5, 0.9, 0.99, 1.0):
-        now, color = law.at(progress), colormaps["viridis_r"](0.15 + 0.85 * progress**4)
+    path = (0.0, 0.5, 0.9, 0.99, 1.0)
+    for progress, shade in zip(path, np.linspace(0.1, 1.0, len(path)), strict=True):
+        now, color = law.at(progress), colormaps["viridis_r"](shade)
         density.plot(weights, -now.log_prob(weights), color=color, linewidth=1.5, label=f"u = {progress:g}")
         inclusion.plot(weights, now.inclusion_probability(weights), color=color, linewidth=1.5)
         threshold = float(now.inclusion_threshold)
@@ -270,6 +306,12 @@ def _draw_prior(density: "Axes", inclusion: "Axes", law: SpikeSlab) -> None:
     inclusion.set_xlabel("weight")
     for panel in (density, inclusion):
         panel.margins(x=0)
+
+
+def _running_mean(values: Array, width: int = 9) -> Array:
+    padded = np.pad(values, width // 2, mode="edge")
+    smooth: Array = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+    return smooth
 
 
 def _robust_limits(values: Array) -> tuple[float, float]:
@@ -295,7 +337,8 @@ def _weights_leaving(structure: Structure) -> Array:
         if mask.dim() and mask.shape[-1] == len(reads):
             counts: Array = mask.reshape(-1, len(reads)).sum(0).cpu().numpy()
             return np.maximum(counts, reads.numpy())
-    return reads.numpy().astype(int)
+    whether: Array = reads.numpy().astype(int)
+    return whether
 
 
 def _own_names(structure: Structure) -> list[str]:
@@ -364,7 +407,9 @@ def _draw_edges(panel: "Axes", weights: list[Array], alive: list[Array], places:
         size = np.abs(block[to, source]) / np.abs(block).max(initial=1e-300)
         order = np.argsort(size)
         to, source, size = to[order], source[order], size[order]
-        lines = [[(depth, places[depth][s]), (depth + 1, places[depth + 1][t])] for t, s in zip(to, source, strict=True)]
+        lines = [
+            [(depth, places[depth][s]), (depth + 1, places[depth + 1][t])] for t, s in zip(to, source, strict=True)
+        ]
         colors = [BLUE if block[t, s] > 0 else VERMILLION for t, s in zip(to, source, strict=True)]
         panel.add_collection(LineCollection(lines, colors=colors, linewidths=0.4 + 2.8 * size, alpha=0.75, zorder=1))
 

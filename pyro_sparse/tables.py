@@ -38,8 +38,10 @@ class Column:
             return {self.name: _numbers(values)}
         unknown = values[~values.isin(self.levels)]
         if len(unknown):
-            known = _listed(self.levels)
-            raise ValueError(f"column '{self.name}' has the unknown level '{unknown.iloc[0]}' in row {unknown.index[0]}; the fit knows {known}")
+            raise ValueError(
+                f"column '{self.name}' has the unknown level '{unknown.iloc[0]}' in row {unknown.index[0]}; "
+                f"the fit knows {_listed(self.levels)}"
+            )
         return {
             name: (values == level).astype(float)
             for name, level in zip(self.encoded_names, self.coded_levels, strict=True)
@@ -214,7 +216,9 @@ def _target(values: "pd.Series[Any]") -> "pd.Series[Any]":
         raise ValueError(f"target '{name}' is constant ({values.iloc[0]}): there is nothing to explain")
     if values.nunique() == 2:
         low, high = sorted(f"{value:g}" if _is_number(values) else str(value) for value in values.unique())
-        raise ValueError(f"target '{name}' has two values only ({low} and {high}): that is classification, and fit does regression")
+        raise ValueError(
+            f"target '{name}' has two values only ({low} and {high}): that is classification, and fit does regression"
+        )
     if not _is_number(values):
         wrong = values[pd.to_numeric(values, errors="coerce").isna()]
         raise ValueError(f"target '{name}' must hold numbers, got the text '{wrong.iloc[0]}' in row {wrong.index[0]}")

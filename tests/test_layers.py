@@ -70,6 +70,8 @@ def test_sparse_linear_is_a_linear_layer() -> None:
     layer = ps.SparseLinear(3, 2, prior=PRIOR)
     assert torch.equal(layer(X), nn.functional.linear(X, layer.module.weight, layer.module.bias))
     assert list(sites(layer, X)) == ["weight", "bias"]
+    plain = nn.Linear(3, 2)
+    assert layer.load_state_dict(plain.state_dict()) == ([], []) and torch.equal(layer(X), plain(X))
     assert list(ps.SparseLinear(3, 2, bias=False).state_dict()) == ["weight"]
 
 

@@ -1,0 +1,208 @@
+"""The command line: fit a CSV file, predict another, and a demo; a thin shell over SparseRegressor."""
+
+# PyTorch, pandas and matplotlib are imported inside the commands only, so that `--help` answers at once.
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pyro_sparse.estimators import SparseRegressor
+    from pyro_sparse.report import Study
+    from pyro_sparse.tables import Table
+
+app = typer.Typer(
+    help="Sparse Bayesian networks for a table: the few inputs that matter, and intervals that hold.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+MIN_STEPS = 400  # as many as 100 draws of a cooling phase need
+
+Out = Annotated[Path, typer.Option(help="Folder for everything that is written.", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the held-out rows and of the run.")]
+Device = Annotated[str, typer.Option(help="Device that PyTorch computes on, such as cpu or cuda.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads on the CPU; the same number, the same answer.")]
+Steps = Annotated[int | None, typer.Option(min=MIN_STEPS, help="Annealing steps in all.", show_default="20000")]
+
+
+@app.command()
+def fit(
+    data: Annotated[Path, typer.Argument(help="CSV file with a header.", show_default=False)],
+    target: Annotated[str, typer.Option(help="Column to predict; all others are inputs.", show_default=False)],
+    out: Out,
+    holdout: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of rows kept aside to measure on.")] = 0.2,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse rows with blanks, instead of dropping them.")
+    ] = False,
+    ignore: Annotated[list[str] | None, typer.Option(help="Column that is no input; may be given again.")] = None,
+    steps: Steps = None,
+    threads: Threads = 1,
+) -> None:
+    """Fit a sparse network to a CSV file: what it selects, and how sure it is.
+
+    Text columns become one input each; rows with blanks are dropped and counted. OUT gets the fitted regressor, trace.zarr,
+    structure.json, predictions.csv (held-out rows), metrics.json, summary.txt and pictures.
+    """
+    with one_line_errors():
+        from pyro_sparse.tables import prepare, read_csv
+
+        table = prepare(read_csv(data), target, strict, ignore or [])
+        train, test = table.split(holdout, seed)
+        _use(device, threads)
+        _fit_and_report(data.name, train, test, _regressor(seed, device, steps, len(train.target)), out)
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(help="Folder that `fit` wrote.", show_default=False)],
+    data: Annotated[Path, typer.Argument(help="CSV file with the inputs of the fit.", show_default=False)],
+    prob: Annotated[float, typer.Option(help="Probability content of the intervals, in (0, 1).")] = 0.95,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write instead of printing.", show_default=False)] = None,
+    threads: Threads = 1,
+) -> None:
+    """Predict the rows of a CSV file, with intervals.
+
+    The columns: row of the file, counted from 1; mean; mean_lower and mean_upper, the interval of the mean; lower and
+    upper, that of a new observation.
+    """
+    with one_line_errors():
+        table, dropped, notes = _predictions(folder, data, prob, threads)
+        if dropped:
+            typer.echo(f"{dropped} rows with blanks are left out", err=True)
+        for note in notes:
+            typer.echo(f"Note: {note}", err=True)
+        if out is None:
+            typer.echo(table.to_string(float_format="%.6g", index_names=False))
+        else:
+            table.to_csv(out)
+            typer.echo(f"{len(table)} rows predicted: {out}")
+
+
+@app.command()
+def demo(out: Out, seed: Seed = 0, steps: Steps = None, threads: Threads = 1) -> None:
+    """Show the whole way in a few minutes: on real data, then where the truth is known.
+
+    First the diabetes data that come with scikit-learn, written to OUT and fitted as `fit` does. Then the simulated
+    regression of the paper: 100 inputs of which five act, 10,000 rows.
+    """
+    with one_line_errors():
+        from pyro_sparse.report import claim
+
+        claim(out, {"command": "demo"})
+        _use("cpu", threads)
+        _diabetes(out / "diabetes.csv")
+        csv, folder = out / "diabetes.csv", out / "diabetes"
+        typer.echo(f"1. Real data: pyro-sparse fit {csv} --target progression --out {folder}\n")
+        fit(csv, "progression", folder, seed=seed, steps=steps, threads=threads)
+        typer.echo("\n\n2. Simulated data: the paper's regression, whose truth is known\n")
+        _simulated(out / "simulated", seed, steps)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What the user can mend is said in one line, with exit code 2."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, OSError) as error:
+        text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+        typer.echo(f"Error: {' '.join(text.split())}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _use(device: str, threads: int) -> None:
+    """Raises a ValueError for a device that PyTorch does not know or have."""
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _regressor(seed: int, device: str, steps: int | None, num_rows: int) -> "SparseRegressor":
+    from pyro_sparse.estimators import SparseRegressor
+
+    estimator = SparseRegressor(random_state=seed, device=device, progress=sys.stderr.isatty())
+    if steps is not None:
+        estimator.schedule = _shortened(steps, num_rows)
+    return estimator
+
+
+def _shortened(steps: int, num_rows: int) -> Any:
+    """The estimator's schedule with its phases in proportion."""
+    from dataclasses import replace
+
+    from pyro_sparse.estimators import _schedule
+    from pyro_sparse.inference.schedule import PHASES
+
+    default = _schedule(num_rows)
+    share = steps / default.num_steps
+    lengths: Any = {f"{phase}_steps": round(share * default.length(phase)) for phase in PHASES}
+    return replace(default, **lengths)
+
+
+def _fit_and_report(name: str, train: "Table", test: "Table", estimator: "SparseRegressor", out: Path) -> "Study":
+    from pyro_sparse import report
+
+    report.claim(out, {"command": "fit", **train.encoding.to_json()})
+    study = report.study(name, train, test, estimator)
+    report.write(study, out)
+    typer.echo(report.summary(study))
+    typer.echo(f"\nEverything is in {out}, the pictures too: {', '.join(sorted(p.name for p in out.glob('*.png')))}")
+    return study
+
+
+def _predictions(folder: Path, data: Path, prob: float, threads: int) -> tuple[Any, int, list[str]]:
+    """The table of predictions, the number of rows left out for blanks, and the library's warnings."""
+    from pyro_sparse.report import SETTINGS, collected_warnings
+    from pyro_sparse.tables import Encoding, complete, read_csv, select_columns
+
+    if not (folder / SETTINGS).is_file() or not (folder / "regressor").is_dir():
+        raise ValueError(f"{folder} holds no fit: make one with `pyro-sparse fit ... --out {folder}`")
+    encoding = Encoding.from_json(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    frame = select_columns(read_csv(data, encoding.text_columns), encoding)
+    full = complete(frame)
+    if full.empty:
+        raise ValueError(f"{data} has no row without blanks")
+    _use("cpu", threads)
+    from pyro_sparse.estimators import SparseRegressor
+
+    with collected_warnings() as notes:
+        table = SparseRegressor.load(folder / "regressor").predict_table(encoding.encode(full), prob)
+    return table.rename_axis("row"), len(frame) - len(full), notes
+
+
+def _diabetes(path: Path) -> None:
+    """The diabetes data in their units, as a CSV file."""
+    from sklearn.datasets import load_diabetes
+
+    frame = load_diabetes(as_frame=True, scaled=False).frame
+    frame.rename(columns={"target": "progression"}).to_csv(path, index=False)
+
+
+def _simulated(out: Path, seed: int, steps: int | None) -> None:
+    import pandas as pd
+
+    from pyro_sparse.datasets import PAPER_INPUTS, paper_regression
+    from pyro_sparse.report import truth, write_json
+    from pyro_sparse.tables import prepare
+
+    def table(seed: int) -> tuple["Table", Any]:
+        x, y, f = paper_regression(seed)
+        frame = pd.DataFrame(x, columns=[f"x{number}" for number in range(1, x.shape[1] + 1)])
+        return prepare(frame.assign(y=y), "y"), f
+
+    (train, _), (test, f) = table(1), table(2)
+    study = _fit_and_report("simulated", train, test, _regressor(seed, "cpu", steps, len(train.target)), out)
+    known = truth(study, [f"x{number}" for number in PAPER_INPUTS], f)
+    write_json(out / "truth.json", known.metrics)
+    typer.echo(f"\n{known.text}")

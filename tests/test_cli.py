@@ -1,0 +1,345 @@
+"""Each command on small data from end to end, every refusal in one line, and text columns there and back."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from click.testing import Result
+from typer.testing import CliRunner
+
+import pyro_sparse as ps
+from pyro_sparse.cli import app
+from pyro_sparse.datasets import paper_regression
+from pyro_sparse.report import least_squares, standard_errors
+from pyro_sparse.tables import Encoding, complete, prepare, read_csv
+
+STEPS = "--steps=400"
+SHIFT = {"red": 0.0, "green": 3.0, "blue": -3.0}
+
+
+def rows(seed: int = 0, count: int = 80) -> pd.DataFrame:
+    """A response that depends on a number and, strongly, on a colour."""
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame({"size": random.normal(10, 2, count), "weight": random.normal(size=count)})
+    frame["colour"] = random.choice(list(SHIFT), count)
+    frame["unit"] = "mm"
+    frame["y"] = frame["size"] + frame["colour"].map(SHIFT) + 0.1 * random.normal(size=count)
+    return frame
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def written(frame: pd.DataFrame, folder: Path, name: str = "data.csv") -> Path:
+    frame.to_csv(folder / name, index=False)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder that `fit` wrote, and what it printed; rows 3 and 5 have blanks."""
+    folder = tmp_path_factory.mktemp("fit")
+    frame = rows()
+    frame.loc[2, "size"] = np.nan
+    frame.loc[4, "colour"] = "  "
+    result = command("fit", written(frame, folder), "--target=y", "--out", folder / "out", "--steps=1500")
+    assert result.exit_code == 0, result.output
+    return folder / "out", result.stdout
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+def test_fit_writes_what_it_promises(fitted: tuple[Path, str]) -> None:
+    folder, _ = fitted
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("pyro_sparse.json", "regressor", "trace.zarr", "structure.json", "predictions.csv", "metrics.json"),
+        *("summary.txt", "schedule.png", "annealing.png", "inclusion.png", "intervals.png", "network.png"),
+    }
+    for picture in folder.glob("*.png"):
+        assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
+    trace = xr.open_datatree(folder / "trace.zarr", engine="zarr", consolidated=False)
+    assert trace["posterior"].sizes["draw"] == 100
+    structure = json.loads((folder / "structure.json").read_text())
+    assert structure["num_kept"] == sum(len(site["kept"]) for site in structure["weights"].values())
+
+
+def test_fit_counts_rows_and_says_what_it_left_out(fitted: tuple[Path, str]) -> None:
+    folder, printed = fitted
+    found = metrics(folder)
+    assert found["rows"] == {"read": 80, "dropped": 2, "fitted": 62, "held_out": 16}
+    assert found["left_out"] == {"unit": "constant"}
+    assert found["inputs"] == ["size", "weight", "colour"]
+    assert "2 of 80 rows, for blanks" in printed and "'unit' (constant)" in printed
+
+
+def test_text_column_is_reported_as_one_input(fitted: tuple[Path, str]) -> None:
+    folder, printed = fitted
+    assert set(metrics(folder)["selected"]) >= {"size", "colour"}
+    assert "colour=" not in printed
+
+
+def test_measures_are_those_of_the_written_predictions(fitted: tuple[Path, str]) -> None:
+    folder, printed = fitted
+    table, found = pd.read_csv(folder / "predictions.csv"), metrics(folder)["held_out"]
+    assert found["rmse"] == pytest.approx(((table.observed - table["mean"]) ** 2).mean() ** 0.5)
+    inside = (table.lower <= table.observed) & (table.observed <= table.upper)
+    assert found["covered"] == inside.sum() and found["coverage"] == pytest.approx(inside.mean())
+    assert found["mean_width"] == pytest.approx((table.upper - table.lower).mean())
+    beyond = (table.lower - table.observed).clip(lower=0) + (table.observed - table.upper).clip(lower=0)
+    assert found["interval_score"] == pytest.approx((table.upper - table.lower + 40 * beyond).mean())
+    assert f"cover {found['covered']} of 16" in printed
+    assert not set(table.row) & {3, 5} and table.row.between(1, 80).all()
+
+
+def test_least_squares_is_numpys() -> None:
+    train, test = prepare(rows(), "y").split(0.25, 0)
+    design = np.column_stack([np.ones(len(train.inputs)), train.inputs])
+    weights = np.linalg.lstsq(design, train.target.to_numpy(), rcond=None)[0]
+    expected = np.column_stack([np.ones(len(test.inputs)), test.inputs]) @ weights
+    assert least_squares(train, test.inputs) == pytest.approx(expected)
+
+
+def test_standard_errors_of_a_paired_difference() -> None:
+    # Squared errors differ by 1, 1, 3, 3: mean 2, standard error sqrt(4/3) / 2.
+    assert standard_errors(np.sqrt([2.0, 2.0, 4.0, 4.0]), np.ones(4)) == pytest.approx(2 / ((4 / 3) ** 0.5 / 2))
+
+
+def test_predict_reads_new_rows_as_the_fit_did(fitted: tuple[Path, str], tmp_path: Path) -> None:
+    """The held-out rows, read from another file in another order of columns, get the predictions of the fit."""
+    folder, _ = fitted
+    expected = pd.read_csv(folder / "predictions.csv", index_col="row")
+    new = rows().loc[expected.index - 1, ["colour", "weight", "size"]]
+    out = tmp_path / "new_predictions.csv"
+    result = command("predict", folder, written(new, tmp_path), "--out", out)
+    assert result.exit_code == 0, result.output
+    table = pd.read_csv(out)
+    assert list(table.columns) == ["row", "mean", "mean_lower", "mean_upper", "lower", "upper"]
+    assert list(table.row) == list(range(1, len(new) + 1))
+    for name in ("mean", "mean_lower", "upper"):
+        assert table[name].to_numpy() == pytest.approx(expected[name].to_numpy(), rel=1e-5)
+
+
+def test_saved_regressor_is_the_library_s(fitted: tuple[Path, str]) -> None:
+    folder, _ = fitted
+    frame = prepare(read_csv(folder.parent / "data.csv"), "y").inputs
+    expected = pd.read_csv(folder / "predictions.csv", index_col="row")
+    table = ps.SparseRegressor.load(folder / "regressor").predict_table(frame.loc[expected.index])
+    assert table["mean"].to_numpy() == pytest.approx(expected["mean"].to_numpy(), rel=1e-5)
+
+
+def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = fitted
+    frame = rows(1, 3)
+    frame.loc[1, "weight"] = np.nan
+    frame.loc[0, "y"] = np.nan  # no input, so no blank
+    data = written(frame, tmp_path)
+    widths = []
+    for prob in (0.5, 0.99):
+        result = command("predict", folder, data, f"--prob={prob}")
+        lines = [line.split() for line in result.stdout.splitlines()]
+        assert [line[0] for line in lines[1:]] == ["1", "3"]
+        assert "1 rows with blanks" in result.stderr
+        widths.append(float(lines[1][5]) - float(lines[1][4]))
+    assert widths[1] > 3 * widths[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.drop(columns="weight"), "column 'weight' of the fit is missing"),
+        (lambda f: f.assign(colour="pink"), "column 'colour' has the unknown level 'pink' in row 1"),
+        (lambda f: f.assign(size="big"), "column 'size' must hold finite numbers, got 'big' in row 1"),
+        (lambda f: f.assign(size=np.nan), "has no row without blanks"),
+    ],
+)
+def test_predict_refuses_in_one_line(fitted: tuple[Path, str], tmp_path: Path, change: Any, message: str) -> None:
+    result = command("predict", fitted[0], written(change(rows(1)), tmp_path))
+    assert_refused(result, message)
+
+
+def test_predict_refuses_a_folder_without_a_fit_and_a_level_outside_0_and_1(
+    fitted: tuple[Path, str], tmp_path: Path
+) -> None:
+    data = written(rows(1), tmp_path)
+    assert_refused(command("predict", tmp_path, data), "holds no fit")
+    assert_refused(command("predict", fitted[0], data, "--prob=1"), "prob must lie in (0, 1), got 1.0")
+    assert_refused(command("predict", fitted[0], tmp_path / "none.csv"), "No such file")
+
+
+def assert_refused(result: Result, message: str) -> None:
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
+    frame.loc[6, "size"] = np.nan
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda f: f, ["--target=z"], "there is no column 'z'; the columns are 'size', 'weight'"),
+        (lambda f: f, ["--ignore=z"], "there is no column 'z'"),
+        (lambda f: f.head(19), [], "at least 20 rows without blanks are needed, got 19 of 19"),
+        (lambda f: f.assign(size=[1.0, *[np.nan] * 79]), [], "got 1 of 80; column 'size' has 79 blanks"),
+        (lambda f: f.assign(y=(f.y > f.y.mean()).astype(int)), [], "two values only (0 and 1): that is classification"),
+        (lambda f: f.assign(y=f.y > f.y.mean()), [], "two values only"),
+        (lambda f: f.assign(y=f.colour), [], "target 'y' must hold numbers, got the text"),
+        (lambda f: f.assign(y=3.0), [], "target 'y' is constant (3.0)"),
+        (lambda f: f[["unit", "y"]], [], "there is no input: no column but 'y' has two different values"),
+        (lambda f: f.assign(name=[f"n{i}" for i in range(80)]), [], "column 'name' holds text with 80 different values"),
+        (lambda f: f.assign(size=["?", *f["size"][1:]]), [], "column 'size' holds numbers but for '?' in row 1"),
+        (lambda f: f.assign(size=[np.inf, *f["size"][1:]]), [], "must hold finite numbers, got 'inf' in row 1"),
+        (with_blank, ["--strict"], "1 of 80 rows have blanks, the first in row 7, column 'size'"),
+        (lambda f: f, ["--device=warp"], "--device warp cannot be used"),
+        (lambda f: f, ["--device=meta"], "--device meta cannot be used"),
+    ],
+)
+def test_fit_refuses_in_one_line(tmp_path: Path, change: Any, options: list[str], message: str) -> None:
+    out = tmp_path / "out"
+    data = written(change(rows()), tmp_path)
+    assert_refused(command("fit", data, "--target=y", "--out", out, STEPS, *options), message)
+    assert not out.exists()
+
+
+def test_fit_refuses_files_that_are_no_tables(tmp_path: Path) -> None:
+    options = ("--target=y", "--out", tmp_path / "out")
+    assert_refused(command("fit", tmp_path / "none.csv", *options), "No such file or directory")
+    (tmp_path / "empty.csv").write_text("")
+    assert_refused(command("fit", tmp_path / "empty.csv", *options), "cannot be read as a CSV file")
+    (tmp_path / "binary.csv").write_bytes(bytes(range(128, 256)) * 9)
+    assert_refused(command("fit", tmp_path / "binary.csv", *options), "cannot be read as a CSV file")
+    (tmp_path / "twice.csv").write_text("a ,a,y\n1,2,3\n")
+    assert_refused(command("fit", tmp_path / "twice.csv", *options), "two columns named 'a'")
+    (tmp_path / "semicolons.csv").write_text("a;y\n1;2\n")
+    assert_refused(command("fit", tmp_path / "semicolons.csv", *options), "is the file separated by commas?")
+
+
+def test_fit_leaves_a_folder_of_something_else_alone(tmp_path: Path) -> None:
+    data = written(rows(), tmp_path)
+    result = command("fit", data, "--target=y", "--out", tmp_path, STEPS)
+    assert_refused(result, "is not empty and was not made by pyro-sparse")
+    assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+    assert_refused(command("fit", data, "--target=y", "--out", data, STEPS), "is a file, not a folder")
+
+
+def test_fit_again_replaces_an_earlier_fit_and_gives_the_same_answer(tmp_path: Path) -> None:
+    """Bit for bit, but for the seconds it took; without held-out rows there is nothing to measure."""
+    data, out = written(rows(), tmp_path), tmp_path / "out"
+    contents = []
+    for _ in range(2):
+        assert command("fit", data, "--target=y", "--out", out, STEPS, "--seed=3").exit_code == 0
+        files = {p.relative_to(out): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+        del files[Path("metrics.json")]
+        contents.append((files, {k: v for k, v in metrics(out).items() if k != "seconds"}))
+    assert contents[0] == contents[1]
+    result = command("fit", data, "--target=y", "--out", out, STEPS, "--holdout=0")
+    assert result.exit_code == 0 and "none left to measure on" in result.stdout
+    assert metrics(out)["held_out"] is None and not (out / "predictions.csv").exists()
+
+
+def test_numbers_in_a_text_column_stay_text_in_a_new_file(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"grade": ["1", "2", "x", "2"] * 10, "y": np.arange(40.0)})
+    encoding = prepare(read_csv(written(frame, tmp_path)), "y").encoding
+    assert [column.levels for column in encoding.columns] == [("1", "2", "x")]
+    again = Encoding.from_json(json.loads(json.dumps(encoding.to_json())))
+    assert again == encoding
+    new = complete(read_csv(written(pd.DataFrame({"grade": [1, 2]}), tmp_path), again.text_columns))
+    assert again.encode(new).to_numpy().tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_two_levels_and_truth_values_make_one_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"sex": ["f", "m"] * 20, "smokes": [True, None, False, True] * 10, "y": np.arange(40.0)})
+    table = prepare(read_csv(written(frame, tmp_path)), "y")
+    assert list(table.inputs.columns) == ["sex=m", "smokes"] and table.encoding.owners == ["sex", "smokes"]
+    assert table.inputs.iloc[0].tolist() == [0, 1] and table.inputs.iloc[1].tolist() == [0, 0]
+    assert table.num_dropped == 10
+
+
+def test_blank_columns_cost_no_rows(tmp_path: Path) -> None:
+    frame = rows().assign(notes=np.nan)
+    table = prepare(read_csv(written(frame, tmp_path)), "y", ignore=["weight"])
+    assert table.left_out == {"notes": "blank", "unit": "constant"} and table.num_dropped == 0
+    assert table.encoding.owners == ["size", "colour", "colour", "colour"]
+
+
+def test_demo_shows_both_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_sparse.datasets.paper_regression", lambda seed: paper_regression(seed, 300, 6))
+    for _ in range(2):  # the second time over the first
+        result = command("demo", "--out", tmp_path / "demo", STEPS)
+        assert result.exit_code == 0, result.output
+    assert len(pd.read_csv(tmp_path / "demo" / "diabetes.csv")) == 442
+    assert metrics(tmp_path / "demo" / "diabetes")["rows"]["held_out"] == 88
+    truth = json.loads((tmp_path / "demo" / "simulated" / "truth.json").read_text())
+    _, _, f = paper_regression(2, 300, 6)
+    table = pd.read_csv(tmp_path / "demo" / "simulated" / "predictions.csv")
+    assert truth["excess_error"] == pytest.approx(((table["mean"] - f) ** 2).mean())
+    assert truth["coverage_of_the_true_mean"] == pytest.approx(f.between_(table) if False else np.mean((table.mean_lower <= f) & (f <= table.mean_upper)))
+    assert f"excess error of the mean: {truth['excess_error']:.3f}" in result.stdout
+
+
+def test_paper_regression_is_the_described_stream() -> None:
+    x, y, f = paper_regression(1, 10_000, 2_000)
+    assert x.shape == (10_000, 2_000)
+    assert np.round(x[0, :3], 8).tolist() == [0.71600851, 0.77511179, 0.38988223]
+    assert round(float(y[0]), 11) == 5.01193520622
+    stream = np.random.RandomState(7)
+    x, y, f = paper_regression(7, 3, 5)
+    for row in range(3):
+        e, *z = (stream.standard_normal() for _ in range(6))
+        x1, x2, x3, x4, x5 = ((e + value) / 2**0.5 for value in z)
+        mean = 5 * x2 / (1 + x1**2) + 5 * np.sin(x3 * x4) + 2 * x5
+        assert x[row] == pytest.approx([x1, x2, x3, x4, x5])
+        assert f[row] == pytest.approx(mean) and y[row] == pytest.approx(mean + stream.standard_normal())
+
+
+@pytest.mark.parametrize(("rows", "inputs", "name"), [(0, 5, "num_rows"), (3, 4, "num_inputs")])
+def test_paper_regression_says_which_rule_broke(rows: int, inputs: int, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be >= "):
+        paper_regression(0, rows, inputs)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """if True:
+        import sys
+        from pyro_sparse.cli import app
+        try:
+            app(["fit", "--help"])
+        except SystemExit as end:
+            assert end.code == 0
+        heavy = {"torch", "pyro", "pandas", "matplotlib", "numpy", "xarray", "sklearn", "scipy"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "--holdout" in result.stdout
+
+
+def test_lazy_names_are_those_that_type_checkers_see() -> None:
+    source = Path(str(ps.__file__)).read_text()
+    found = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pyro_sparse.")
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert found == {name: f"pyro_sparse.{home}" for name, home in ps._HOME.items()}
+    assert set(ps.__all__) <= set(dir(ps)) and ps.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ps.nothing  # noqa: B018

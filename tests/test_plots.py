@@ -1,0 +1,197 @@
+"""Every picture: that it can be drawn, from a little to a lot, and that it shows the numbers it was given."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import pyro_sparse as ps
+from pyro_sparse import plots
+from pyro_sparse.inference.sampler import Run
+
+SCHEDULE = ps.PriorAnnealing(10, 20, 40, 30, learning_rate=1e-3)
+
+
+def regression(net: Callable[..., Any], num_data: int) -> Callable[..., Any]:
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", num_data, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    return model
+
+
+def run_of(net: Callable[..., Any], num_inputs: int, num_chains: int = 1, names: list[str] | None = None) -> Run:
+    x = torch.randn(60, num_inputs)
+    y = 2 * x[:, 0]
+    return ps.anneal(
+        regression(net, 60), (x, y), SCHEDULE, 30, 10, num_chains, input_names=names, progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    torch.manual_seed(0)
+    return run_of(ps.SparseNet([4, 5, 3, 1]), 4, num_chains=2)
+
+
+def structure_with(run: Run, **kept: list[tuple[int, int]]) -> ps.Structure:
+    """A structure with the given weights of each layer at 1 and no other."""
+    masks = {name: torch.zeros_like(mask) for name, mask in ps.select(run).masks.items()}
+    for layer, places in kept.items():
+        for place in places:
+            masks[f"{layer}.weight"][place] = True
+    values = {name: mask.float() for name, mask in masks.items()}
+    reads = masks["layer1.weight"].any(0)
+    return ps.Structure(masks, values, reads.float(), reads, None, 1, run.spec.layout)
+
+
+def saved(figure: Figure, folder: Path) -> int:
+    figure.savefig(folder / "picture.png")
+    assert (folder / "picture.png").read_bytes()[:4] == b"\x89PNG"
+    return (folder / "picture.png").stat().st_size
+
+
+def texts(figure: Figure) -> str:
+    """Everything that is written in the picture."""
+    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ps.PriorAnnealing(),
+        ps.PriorAnnealing(0, 0, 0, 0, 500),
+        ps.PriorAnnealing(0, 3, 5, 1, 2, learning_rate_drops=(4,)),
+        ps.PriorAnnealing.paper_cifar(100),
+    ],
+)
+def test_schedule_and_prior(schedule: ps.PriorAnnealing, tmp_path: Path) -> None:
+    prior = ps.SpikeSlab(1e-7, 3e-3, 0.3, 3e-2)
+    figure = plots.plot_schedule(schedule, prior.expand([3, 2]))
+    assert saved(figure, tmp_path) > 20_000
+    power, spike, heat, _ = figure.axes[0], *(a for a in figure.axes if a.get_ylabel() in ("weight", "temperature τ", "learning rate ε"))
+    steps, shown = power.lines[0].get_data()
+    assert list(shown) == [schedule.at(int(step)).prior_power for step in steps]
+    assert list(heat.lines[0].get_ydata()) == [schedule.at(int(step)).temperature for step in steps]
+    thresholds = [float(prior.at(schedule.at(int(step)).spike_progress).inclusion_threshold) for step in steps]
+    assert list(spike.lines[1].get_ydata()) == pytest.approx(thresholds, rel=1e-5)
+
+
+def test_schedule_shows_both_sides_of_a_jump() -> None:
+    schedule = ps.PriorAnnealing(10_000, 0, 0, 7, 100_000, learning_rate_drops=(5_003,))
+    steps = plots._sampled_steps(schedule)
+    assert {5_002, 5_003, 9_999, 10_000, 10_007} <= set(steps)
+
+
+def test_annealing_has_a_line_for_each_chain(run: Run, tmp_path: Path) -> None:
+    figure = plots.plot_annealing(run)
+    assert saved(figure, tmp_path) > 10_000
+    kept = figure.axes[1]
+    assert len(kept.lines) == 2
+    assert list(kept.lines[1].get_ydata()) == run.history["num_kept"].values[1].tolist()
+    assert all(phase in texts(figure) for phase in ("train", "power", "spike", "cool"))
+
+
+def test_inclusion_of_one_run_counts_weights(run: Run, tmp_path: Path) -> None:
+    structure = structure_with(run, layer1=[(0, 1), (2, 1), (1, 3)])
+    figure = plots.plot_inclusion(structure)
+    assert saved(figure, tmp_path) > 3_000
+    bars = figure.axes[0].patches
+    assert [bar.get_width() for bar in bars] == [2, 1, 0, 0]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["x1", "x3", "x0", "x2"]
+    assert "2 of 4 inputs selected" in texts(figure)
+
+
+def test_inclusion_of_levels_is_that_of_their_input(run: Run) -> None:
+    structure = structure_with(run, layer1=[(0, 1), (2, 2)])
+    figure = plots.plot_inclusion(structure, ["size", "colour", "colour", "colour"])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["colour", "size"]
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [2, 0]
+
+
+def test_inclusion_of_several_runs_is_a_share(run: Run, tmp_path: Path) -> None:
+    probabilities = ps.mipp(run)
+    for source in (probabilities, ps.select(run)):
+        figure = plots.plot_inclusion(source)
+        assert saved(figure, tmp_path) > 3_000
+        widths = sorted(bar.get_width() for bar in figure.axes[0].patches)
+        assert widths == sorted(probabilities["input"].values.tolist())
+        assert "share of 2 runs" in texts(figure)
+
+
+def test_many_inputs_and_none_selected(tmp_path: Path) -> None:
+    names = [f"a name that is far too long for a picture, {i}" for i in range(100)]
+    wide = run_of(ps.SparseNet([100, 3, 1]), 100, names=names)
+    structure = structure_with(wide)
+    figure = plots.plot_inclusion(structure, names)
+    assert saved(figure, tmp_path) > 3_000 and "0 of 100 inputs selected" in texts(figure)
+    assert max(len(label.get_text()) for label in figure.axes[0].get_yticklabels()) <= plots.MAX_NAME
+    constant = plots.plot_network(structure)
+    assert constant is not None and saved(constant, tmp_path) > 1_000 and "constant" in texts(constant)
+
+
+@pytest.mark.parametrize("count", [1, 12, 5_000])
+def test_intervals_state_coverage_and_width(count: int, tmp_path: Path) -> None:
+    mean = np.random.default_rng(0).normal(size=count)
+    table = pd.DataFrame({"mean": mean, "lower": mean - 1, "upper": mean + 1})
+    observed = mean + np.where(np.arange(count) % 4 == 0, 3, 0.5)
+    figure = plots.plot_intervals(table, observed, 0.9, "mg per l")
+    assert saved(figure, tmp_path) > 5_000
+    assert f"90% intervals cover {np.mean(np.arange(count) % 4 != 0):.1%} of {count:,} rows, mean width 2" in texts(figure)
+    covered, missed = (len(points.get_offsets()) for points in figure.axes[0].collections[1:])
+    assert covered + missed == min(count, plots.MAX_ROWS)
+    assert figure.axes[0].get_ylabel() == "mg per l"
+
+
+def test_network_draws_live_weights_only(run: Run, tmp_path: Path) -> None:
+    # Unit 4 of the first layer is read by none, unit 2 of the second reads none.
+    structure = structure_with(
+        run, layer1=[(0, 0), (1, 2), (4, 3)], layer2=[(0, 0), (0, 1), (2, 3)], layer3=[(0, 0), (0, 2)]
+    )
+    figure = plots.plot_network(structure, ["one", "two", "three", "four"])
+    assert figure is not None and saved(figure, tmp_path) > 5_000
+    edges = [len(c.get_segments()) for c in figure.axes[0].collections if hasattr(c, "get_segments")]
+    assert edges == [2, 2, 1]
+    written = texts(figure)
+    assert "one" in written and "three" in written and "two" not in written and "four" not in written
+    assert "2 of 4\ninputs" in written and "2 of 5\nunits" in written and "1 of 3\nunits" in written
+
+
+def test_network_of_a_fit_has_the_refitted_weights(run: Run) -> None:
+    fit = ps.refit(run, ps.select(run), max_iterations=2)
+    weights = plots._chain_weights(fit.structure, fit.values)
+    assert weights is not None
+    assert [w.tolist() for w in weights] == [p.tolist() for n, p in fit.module().double().named_parameters() if p.dim() > 1]
+
+
+def test_network_that_is_no_chain_is_left_undrawn() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.outer(x + torch.tanh(self.inner(x)))
+
+    run = run_of(ps.sparsify(Residual()), 3)
+    assert plots.plot_network(ps.select(run)) is None
+    assert isinstance(plots.plot_inclusion(ps.select(run)), Figure)
+
+
+def test_pictures_leave_matplotlib_as_it_is(run: Run) -> None:
+    before = dict(matplotlib.rcParams)
+    plots.plot_annealing(run)
+    assert dict(matplotlib.rcParams) == before
+    import sys
+
+    assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
