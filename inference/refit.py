@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from pyro_sparse.inference.response import Response
 from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.structure import Structure
 
-ROUND = 25  # iterations between two evaluations of the metric
+ROUND = 50  # iterations between two evaluations of the metric
 _SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised")
 MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
 
@@ -226,7 +227,7 @@ def refit(
     structure: Structure,
     keep_slab: bool = True,
     max_iterations: int = 2_000,
-    tolerance: float = 0.01,
+    tolerance: float = 0.1,
     site: str | None = None,
 ) -> Fit:
     """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
@@ -265,18 +266,17 @@ def refit(
     def objective(free: Tensor) -> tuple[float, Tensor]:
         position = torch.zeros_like(start).scatter(0, where, free)
         parts = [potential(position, tempering, indices) for indices in batches]
-        loss = torch.stack([part.mean_potential for part in parts]).mean()
-        gradient = torch.stack([part.mean_gradient for part in parts]).mean(0)
-        loss = loss + 0.5 * (precision * position.square()).sum() / spec.num_data
-        return float(loss), (gradient + precision * position / spec.num_data)[kept]
+        loss = spec.num_data * torch.stack([part.mean_potential for part in parts]).mean()
+        gradient = spec.num_data * torch.stack([part.mean_gradient for part in parts]).mean(0)
+        loss = loss + 0.5 * (precision * position.square()).sum()
+        return float(loss), (gradient + precision * position)[kept]
 
     response = Response(spec, site)
     free, distance, iterations = start[kept], math.inf, 0
     while iterations < max_iterations and distance > tolerance:
         metric = _metric(response, values_at, free, precision[kept])
         steps = min(ROUND, max_iterations - iterations)
-        free, slope, taken = _minimise(objective, free, metric, steps, tolerance / math.sqrt(spec.num_data))
-        distance = slope * math.sqrt(spec.num_data)
+        free, distance, taken = _minimise(objective, free, metric, steps, tolerance)
         iterations += taken
         if not taken:
             break
@@ -304,10 +304,11 @@ def refit(
 def _values_at(layout: Layout, where: Tensor) -> Callable[[Tensor], dict[str, Tensor]]:
     """Values of all sites as a function of the free coordinates, which stand at ``where`` of the position."""
 
-    def values_at(free: Tensor) -> dict[str, Tensor]:
-        return layout.constrained(free.new_zeros(layout.num_coordinates).scatter(0, where, free))
+    return functools.partial(_values_of, layout, where)
 
-    return values_at
+
+def _values_of(layout: Layout, where: Tensor, free: Tensor) -> dict[str, Tensor]:
+    return layout.constrained(free.new_zeros(layout.num_coordinates).scatter(0, where, free))
 
 
 def _minimise(
@@ -317,7 +318,10 @@ def _minimise(
     iterations: int,
     tolerance: float,
 ) -> tuple[Tensor, float, int]:
-    """L-BFGS in the coordinates that ``metric`` makes round: where it ended, the largest derivative there, iterations."""
+    """L-BFGS in the coordinates that ``metric`` makes round: where it ended, the largest derivative there, iterations.
+
+    In the metric of the Fisher information one unit is a standard error.
+    """
     from scipy.optimize import minimize
 
     root = torch.linalg.cholesky(metric)
@@ -339,16 +343,16 @@ def _minimise(
 def _metric(
     response: Response, values_at: Callable[[Tensor], dict[str, Tensor]], free: Tensor, precision: Tensor
 ) -> Tensor:
-    """The Fisher information of one row at ``free`` where the response is normal, else the identity."""
+    """The Fisher information of all rows at ``free`` where the response is normal, else the number of rows."""
     data, num_data = response.spec.data, response.spec.num_data
-    identity = torch.eye(len(free)).to(free)
+    identity = num_data * torch.eye(len(free)).to(free)
     if not data or len(free) > MAX_METRIC or not response.is_normal(values_at(free)):
         return identity
     jacobian = response.jacobian(values_at, free, data)
     noise = _model_noise_variance(response, values_at(free))
-    metric = jacobian.T @ jacobian / (num_data * noise) + (precision / num_data).diag()
-    # A coordinate that does not move the mean (a noise scale) has curvature of order 1 in the mean loss.
-    return metric + ((jacobian == 0).all(0).to(metric) + 1e-9 * metric.diagonal().mean()).diag()
+    metric = jacobian.T @ jacobian / noise + precision.diag()
+    # A coordinate that does not move the mean (a noise scale) has curvature of order 1 a row.
+    return metric + (num_data * (jacobian == 0).all(0) + 1e-9 * metric.diagonal().mean()).diag()
 
 
 def _in_double(spec: Specification) -> Specification:

@@ -1,6 +1,7 @@
 """Pyro models to start from: a normal response around a sparse network."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pyro
@@ -32,10 +33,17 @@ def normal_regression(
     if not min_scale > 0:
         raise ValueError(f"min_scale must be > 0, got {min_scale}")
 
-    def model(x: Tensor, y: Tensor | None = None) -> Any:
-        scale = min_scale + pyro.sample("sigma_above_floor", dist.HalfNormal(1.0))
-        mean = net(x).squeeze(-1)
-        with pyro.plate("data", num_data, subsample_size=len(x)):
-            return pyro.sample("y", dist.Normal(mean, scale), obs=y)
+    return _NormalRegression(net, num_data, min_scale)
 
-    return model
+
+@dataclass(frozen=True, eq=False)
+class _NormalRegression:  # a class, for a function inside another cannot be pickled
+    net: Callable[[Tensor], Tensor]
+    num_data: int
+    min_scale: float
+
+    def __call__(self, x: Tensor, y: Tensor | None = None) -> Any:
+        scale = self.min_scale + pyro.sample("sigma_above_floor", dist.HalfNormal(1.0))
+        mean = self.net(x).squeeze(-1)
+        with pyro.plate("data", self.num_data, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, scale), obs=y)

@@ -87,11 +87,13 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31))
         data = (self._inputs(X), self._tensor((y - self.y_mean_) / self.y_scale_))
         model = self._model(len(y), seed)
+        schedule = _schedule(len(y)) if self.schedule is None else self.schedule
         run = anneal(
             model,
             data,
-            _schedule(len(y)) if self.schedule is None else self.schedule,
+            schedule,
             _batch_size(len(y)) if self.batch_size is None else self.batch_size,
+            num_draws=min(100, schedule.length(schedule.last_phase)),
             num_chains=self.num_chains,
             seed=seed,
             input_names=names,
@@ -112,7 +114,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
     def predict_table(self, X: Any, prob: float = 0.95) -> pd.DataFrame:
         """Columns ``mean``, ``mean_lower``, ``mean_upper``, ``lower``, ``upper``, in units of the response; see ``predict``."""
         check_is_fitted(self)
-        index = getattr(X, "index", None)
+        index = X.index if hasattr(X, "columns") else None
         X = validate_data(self, X, reset=False, dtype=np.float64)
         table = predict(self.fit_, self._inputs(X), prob).to_dataframe()
         if index is not None:

@@ -113,10 +113,11 @@ def plot_annealing(run: Run) -> "Figure":
     axes["loss"].set_xticklabels([])
     for panel in axes.values():
         _mark_phases(panel, run.schedule, named=panel is axes["loss"])
-    last = run.history["num_kept"].values[:, -1]
-    end = ", ".join(f"{int(number):,}" for number in last[:5]) + ("" if len(last) <= 5 else ", …")
+    kept = run.history["num_kept"].values
+    end = ", ".join(f"{int(number):,}" for number in kept[:5, -1]) + ("" if len(kept) <= 5 else ", …")
+    above = kept[:, -len(steps) // 5 :].max()
     axes["kept"].annotate(
-        f"{end} at the end", (steps[-1], last.max()), (0, 6), textcoords="offset points", ha="right", color=INK
+        f"{end} at the end", (steps[-1], above), (0, 5), textcoords="offset points", ha="right", color=INK
     )
     return figure
 
@@ -335,10 +336,9 @@ def _weights_leaving(structure: Structure) -> Array:
     reads = structure.reads.cpu()
     for mask in structure.masks.values():
         if mask.dim() and mask.shape[-1] == len(reads):
-            counts: Array = mask.reshape(-1, len(reads)).sum(0).cpu().numpy()
-            return np.maximum(counts, reads.numpy())
-    whether: Array = reads.numpy().astype(int)
-    return whether
+            counts = mask.reshape(-1, len(reads)).sum(0).cpu() * reads
+            return np.array(counts.tolist(), dtype=int)
+    return np.array(reads.tolist(), dtype=int)
 
 
 def _own_names(structure: Structure) -> list[str]:

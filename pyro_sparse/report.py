@@ -134,11 +134,10 @@ def _held_out(train: Table, test: Table, predictions: pd.DataFrame) -> dict[str,
     covered = int(((lower <= y) & (y <= upper)).sum())
     penalty = np.maximum(lower - y, 0) + np.maximum(y - upper, 0)
     expected = stats.binom.interval(0.95, n, PROB)
+    ends = {"network": "", "least_squares": "_least_squares", "mean": "_mean"}
     return {
-        "rmse": rmse(errors["network"]),
-        "rmse_least_squares": rmse(errors["least_squares"]),
-        "rmse_mean": rmse(errors["mean"]),
-        "r2": 1 - float(np.square(errors["network"]).sum() / np.square(y - y.mean()).sum()) if np.ptp(y) > 0 else None,
+        **{f"rmse{end}": rmse(errors[name]) for name, end in ends.items()},
+        **{f"r2{end}": r2(errors[name], y) for name, end in ends.items()},
         "prob": PROB,
         "covered": covered,
         "coverage": covered / n,
@@ -153,6 +152,11 @@ def _held_out(train: Table, test: Table, predictions: pd.DataFrame) -> dict[str,
 
 def rmse(errors: Array) -> float:
     return math.sqrt(float(np.square(errors).mean()))
+
+
+def r2(errors: Array, observed: Array) -> float | None:
+    """Share of these rows' variance that is explained, negative for worse than their mean; None where they do not vary."""
+    return 1 - float(np.square(errors).mean()) / float(observed.var()) if observed.var() > 0 else None
 
 
 def standard_errors(others: Array, ours: Array) -> float:
@@ -209,27 +213,34 @@ def _facts(study: Study) -> dict[str, str]:
         facts["dropped"] = f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks"
     runs = study.estimator.structure_.num_chains
     if runs == 1:
-        facts["how sure"] = "one run says which inputs, not how surely; the intervals take its choice as given"
+        facts["how sure"] = "one run says which inputs, not how surely; the intervals take them as given"
     return facts
 
 
 def _comparison(metrics: dict[str, Any]) -> list[str]:
     held_out, n = metrics["held_out"], metrics["rows"]["held_out"]
     names = {
-        "sparse network": "rmse",
-        "least squares on all inputs": "rmse_least_squares",
-        "mean of the fitted rows": "rmse_mean",
+        "sparse network": "",
+        "least squares on all inputs": "_least_squares",
+        "mean of the fitted rows": "_mean",
     }
     low, high = held_out["covered_if_calibrated"]
     return [
-        f"{f'On {n:,} unseen rows':<36}RMSE",
-        *(f"  {name:<30}{held_out[key]:>8.4g}" for name, key in names.items()),
+        f"{f'On {n:,} unseen rows':<32}    RMSE      R2",
+        *(
+            f"  {name:<30}{held_out['rmse' + end]:>8.4g}{_two_digits(held_out['r2' + end])}"
+            for name, end in names.items()
+        ),
         "",
         f"{PROB:.0%} intervals cover {held_out['covered']:,} of {n:,} ({held_out['coverage']:.1%}; "
         f"calibrated ones cover {low:,} to {high:,})",
         f"mean width {held_out['mean_width']:.4g}, where no input is known {held_out['mean_width_without_inputs']:.4g}"
         f"; interval score {held_out['interval_score']:.4g}",
     ]
+
+
+def _two_digits(value: float | None) -> str:
+    return f"{'-':>8}" if value is None else f"{value:>8.2f}"
 
 
 def _shortfalls(study: Study) -> list[str]:
@@ -250,8 +261,8 @@ def _unseen_shortfalls(held_out: dict[str, Any]) -> list[str]:
         texts.append(f"Not clearly better than the mean: by {held_out['better_than_mean']:.1f} standard errors.")
     if held_out["better_than_least_squares"] < 0:
         errors = -held_out["better_than_least_squares"]
-        how = "clearly worse" if errors > 2 else "worse, though within what chance does,"
-        texts.append(f"It predicts {how} than least squares on all inputs: by {errors:.1f} standard errors.")
+        how = "clearly" if errors > 2 else "though no more than chance may do"
+        texts.append(f"Least squares on all inputs predicts better, {how}: by {errors:.1f} standard errors.")
     low, high = held_out["covered_if_calibrated"]
     if not low <= held_out["covered"] <= high:
         narrow = "narrow" if held_out["covered"] < low else "wide"

@@ -316,19 +316,25 @@ def test_dropout_draws_a_mask_a_step_and_is_reproducible() -> None:
     assert not make(model, (X, Y), 20).draws_random_numbers
 
 
-def test_random_numbers_of_constants_are_drawn_anew_each_step() -> None:
+@pytest.mark.parametrize("data", [(), (X, Y)])
+@pytest.mark.parametrize(
+    "masked", [lambda x: nn.functional.dropout(x, 0.5), lambda x: 2 * x * torch.bernoulli(torch.full_like(x, 0.5))]
+)
+def test_every_random_number_is_drawn_anew_each_step(
+    masked: Callable[[Tensor], Tensor], data: tuple[Tensor, ...]
+) -> None:
     """Data from a closure are constants of the program: a mask over them must not become one."""
 
-    def model() -> None:
+    def model(x: Tensor = X, y: Tensor = Y) -> None:
         w = pyro.sample("w", LAW.expand([3]).to_event(1))
-        first, second = (nn.functional.dropout(X, 0.5) @ w for _ in range(2))
+        first, second = (masked(x) @ w for _ in range(2))
         with pyro.plate("data", N):
-            pyro.sample("y", dist.Normal(first + second, 1.0), obs=Y)
-            pyro.sample("noise", dist.Normal(0.0 * w.sum(), 1.0).expand([N]), obs=torch.rand_like(Y))
+            pyro.sample("y", dist.Normal(first + second, 1.0), obs=y)
+            pyro.sample("noise", dist.Normal(0.0 * w.sum(), 1.0).expand([N]), obs=torch.rand_like(y))
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        potential = make(model, ())
+        potential = make(model, data)
     assert potential.reason is None and potential.draws_random_numbers
     w = torch.ones(3, dtype=torch.float64)
     evaluations = [evaluate(potential, w, torch.arange(N)).log_prob for _ in range(10)]
@@ -381,6 +387,18 @@ def test_network_generators_and_param_store_are_left_alone(with_dropout: bool) -
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
     assert all(part.training is with_dropout for part in net.module.modules())
     assert "shift" in run.trace["posterior"]
+
+
+def test_a_param_site_starts_from_the_store() -> None:
+    def model(y: Tensor) -> None:
+        scale = pyro.param("scale", zero() + 1, constraint=dist.constraints.positive)
+        pyro.sample("y", dist.Normal(pyro.sample("w", LAW), scale).expand(y.shape).to_event(1), obs=y)
+
+    spec = inspect(model, (Y,), None, 0)
+    for stored in (3.0, 4.0):
+        pyro.get_param_store().setdefault("scale", zero() + 1, constraint=dist.constraints.positive)
+        pyro.get_param_store()["scale"] = zero() + stored
+        assert float(spec.layout.constrained(start(spec, 0, 0, fresh=False))["scale"]) == pytest.approx(stored)
 
 
 def test_validation_settings_are_left_alone() -> None:
