@@ -62,7 +62,9 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
             return None
         part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(part, nn.Linear):
-            layer = Layer(f"{node.target}.weight", None if part.bias is None else f"{node.target}.bias", nn.Sequential())
+            layer = Layer(
+                f"{node.target}.weight", None if part.bias is None else f"{node.target}.bias", nn.Sequential()
+            )
             names = {layer.weight} | ({layer.bias} if layer.bias else set())
             if not names <= own:  # a weight used twice, or computed from others
                 return None
@@ -264,7 +266,9 @@ def compact(module: nn.Module) -> nn.Sequential:
     parts: list[nn.Module] = []
     for layer, columns, rows in zip(chain, units[:-1], units[1:], strict=True):
         weight = parameters[layer.weight].detach()[rows][:, columns]
-        linear = nn.Linear(1, 1, layer.bias is not None, device="meta")  # initialises nothing, and there may be no units
+        linear = nn.Linear(
+            1, 1, layer.bias is not None, device="meta"
+        )  # initialises nothing, and there may be no units
         linear.out_features, linear.in_features = weight.shape
         linear.weight = nn.Parameter(weight)
         if layer.bias is not None:

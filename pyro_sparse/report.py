@@ -240,7 +240,7 @@ def _comparison(metrics: dict[str, Any]) -> list[str]:
 
 
 def _two_digits(value: float | None) -> str:
-    return f"{'-':>8}" if value is None else f"{value:>8.2f}"
+    return f"{'-':>8}" if value is None else f"{round(value, 2) + 0.0:>8.2f}"  # + 0.0: no minus zero
 
 
 def _shortfalls(study: Study) -> list[str]:

@@ -285,6 +285,13 @@ def test_two_levels_and_truth_values_make_one_column(tmp_path: Path) -> None:
     assert table.num_dropped == 10
 
 
+def test_spaces_around_text_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("colour , size\nred , 1\n red,2\n\"  \",3\n")
+    frame = read_csv(tmp_path / "data.csv")
+    assert list(frame.columns) == ["colour", "size"] and list(frame.index) == [1, 2, 3]
+    assert frame["colour"].tolist()[:2] == ["red", "red"] and frame["colour"].isna().tolist() == [False, False, True]
+
+
 def test_blank_columns_cost_no_rows(tmp_path: Path) -> None:
     frame = rows().assign(notes=np.nan)
     table = prepare(read_csv(written(frame, tmp_path)), "y", ignore=["weight"])

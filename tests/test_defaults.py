@@ -89,7 +89,9 @@ def test_start_values_of_zero_and_single_weights_have_a_prior() -> None:
     for part in (module, nn.Linear(1, 1, bias=False)):
         for num_data in (2, 50, 10**7):
             for law in ps.default_prior(part, num_data).values():
-                ps.SpikeSlab(law.slab_prob, law.spike_scale, law.slab_scale, law.initial_spike_scale, validate_args=True)
+                ps.SpikeSlab(
+                    law.slab_prob, law.spike_scale, law.slab_scale, law.initial_spike_scale, validate_args=True
+                )
                 assert float(law.inclusion_threshold) > 0
 
 

@@ -61,7 +61,9 @@ def paths(masks: Masks) -> list[tuple[int, ...]]:
     return [
         units
         for units in itertools.product(*(range(size) for size in SIZES))
-        if all(bool(edge[after, before]) for edge, (before, after) in zip(edges, itertools.pairwise(units), strict=True))
+        if all(
+            bool(edge[after, before]) for edge, (before, after) in zip(edges, itertools.pairwise(units), strict=True)
+        )
     ]
 
 
@@ -215,14 +217,18 @@ def test_a_forward_of_functions_is_read_as_a_chain(function: Callable[[Tensor], 
         assert torch.equal(live_inputs(module, masks, 4), (edges[1].double() @ edges[0].double())[0] > 0)
 
 
-@pytest.mark.parametrize("function", [lambda x: torch.softmax(x, -1), lambda x: torch.tanh(2 * x), lambda x: x.cumsum(1)])
+@pytest.mark.parametrize(
+    "function", [lambda x: torch.softmax(x, -1), lambda x: torch.tanh(2 * x), lambda x: x.cumsum(1)]
+)
 def test_other_functions_make_no_chain(function: Callable[[Tensor], Tensor]) -> None:
     module = Functional(function).double()
     assert linear_chain(module) is None
     values, masks = masked(module, 0.5, 0)
     pruned, kept = prune(module, values, masks, ())
     assert torch.allclose(call(module, pruned), call(module, values), rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="must be linear layers and elementwise maps one after another, got Functional"):
+    with pytest.raises(
+        ValueError, match="must be linear layers and elementwise maps one after another, got Functional"
+    ):
         compact(loaded(module, pruned))
 
 
