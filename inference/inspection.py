@@ -73,6 +73,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         _check_scale_on_batch(model, tensors, seed, nodes, observed, plates, num_data, batch_size)
     _check_latents(nodes, plates if batch else frozenset())
     modules = list({id(m): m for m in (n["infer"].get("sparse_module") for n in nodes.values()) if m}.values())
+    _check_buffers(modules)
     priors = {site: law for module in modules for site, law in resolved_priors(module, num_data).items()}
     layout = Layout(tuple(_site(node, priors, modules) for node in nodes.values() if _is_latent(node)))
     slashed = [site.name for site in layout.sites if "/" in site.name]
@@ -257,6 +258,16 @@ def _check_latents(nodes: Mapping[str, Node], subsampled: frozenset[str]) -> Non
                 f"latent site '{name}' must stand outside of the subsampled plate '{plates[0]}': "
                 "a latent of each row cannot be sampled by batches; use batch_size=None or marginalise it"
             )
+
+
+def _check_buffers(modules: list[SparseModule]) -> None:
+    for module in modules:
+        for name, part in module.module.named_modules():
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and part.track_running_stats:
+                raise ValueError(
+                    f"'{module.site_name(name)}' is a {type(part).__name__} in training mode, whose running statistics are no "
+                    "part of the position: call eval() on the network, or use a normalisation without them"
+                )
 
 
 def _site(node: Node, priors: Mapping[str, SpikeSlab], modules: list[SparseModule]) -> Site:

@@ -25,13 +25,14 @@ from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.response import Response
 from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.structure import Structure
+from pyro_sparse.models.layers import evaluating
 
 ROUND = 50  # iterations between two evaluations of the metric
 _SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised")
 MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
     """A refitted sparse model.
 
@@ -214,6 +215,10 @@ class Fit:
         fit.__dict__["information"] = FisherInformation(**(group("information/") | settings["information"]))
         return fit
 
+    def __repr__(self) -> str:
+        state = "converged" if self.converged else "not converged"
+        return f"Fit({self.structure.num_kept} of {self.structure.num_weights} weights, loss {self.loss:.4f}, {state})"
+
     def __str__(self) -> str:
         state = "converged" if self.converged else "not converged"
         return (
@@ -265,7 +270,8 @@ def refit(
 
     def objective(free: Tensor) -> tuple[float, Tensor]:
         position = torch.zeros_like(start).scatter(0, where, free)
-        parts = [potential(position, tempering, indices) for indices in batches]
+        with evaluating(layout.modules()):
+            parts = [potential(position, tempering, indices) for indices in batches]
         loss = spec.num_data * torch.stack([part.mean_potential for part in parts]).mean()
         gradient = spec.num_data * torch.stack([part.mean_gradient for part in parts]).mean(0)
         loss = loss + 0.5 * (precision * position.square()).sum()
@@ -282,7 +288,8 @@ def refit(
             break
     fitted = {name: value.detach() for name, value in values_at(free).items()}
     end = layout.unconstrained(fitted)
-    final = [potential(end, tempering, indices) for indices in batches]
+    with evaluating(layout.modules()):
+        final = [potential(end, tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
     noise = _model_noise_variance(response, fitted)
     return Fit(

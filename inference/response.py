@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_sparse.inference.inspection import Node, Specification
 from pyro_sparse.inference.potential import trace_with
+from pyro_sparse.models.layers import evaluating
 
 BLOCK = 8192  # rows evaluated at once
 NUMBERS_AT_ONCE = 2**23  # derivatives held at once
@@ -57,7 +58,8 @@ class Response:
         given = arguments if whole else tuple(item.index_select(0, indices) for item in arguments)
         absent = len(self.spec.data) - len(given)
         try:
-            nodes = trace_with(self.spec.model, values, indices, self.spec.plates, (*given, *[None] * absent))
+            with evaluating(self.spec.layout.modules()):
+                nodes = trace_with(self.spec.model, values, indices, self.spec.plates, (*given, *[None] * absent))
         except (TypeError, AttributeError) as error:
             if not absent:
                 raise

@@ -119,15 +119,14 @@ def anneal(
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     schedule.check_stability(laws, spec.num_data)
     names = _checked_names(input_names, spec)
-    position = start(spec, seed, 0, fresh=False)
+    starts = [start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in range(num_chains)]
+    position = starts[0]
     batches = _batches(spec, seed, 0, position)
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = _Table(schedule, position)
     ended: list[_Chain] = []
     with tqdm(total=schedule.num_steps * num_chains, disable=not progress, unit="step", smoothing=0.02) as bar:
-        for chain in range(num_chains):
-            if chain:
-                position = start(spec, seed, chain, fresh=schedule.train_steps > 0)
+        for chain, position in enumerate(starts):
             try:
                 ended.append(_run_chain(potential, table, position, seed, chain, num_draws, bar))
             except NonFiniteError as error:
@@ -263,8 +262,7 @@ def _minibatch_temperature(
     if spec.batch_size is None or spec.num_data < 2 * spec.batch_size:
         return 0.0 if spec.batch_size is None else math.nan
     batches = _batches(spec, seed, chain, position, "temperature")
-    pairs_an_epoch = spec.num_data // spec.batch_size // 2
-    first = 2 * (step % pairs_an_epoch)
+    first = step * (spec.num_data // spec.batch_size)  # two batches of one epoch, another epoch each time
     gradients = [potential(position, tempering, batches(number)).mean_gradient for number in (first, first + 1)]
     variance = float((gradients[0] - gradients[1]).square().mean()) / 2
     return controls.learning_rate * spec.num_data * variance / (2 * controls.friction)

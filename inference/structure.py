@@ -179,7 +179,7 @@ def _probe(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int | Non
     return live, (gradients[-1] != 0).any(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Structure:
     """Which weights a network keeps: masks by site, True = kept, and the values that a refit starts from.
 
@@ -228,6 +228,9 @@ class Structure:
     def kept(self, like: Tensor) -> Tensor:
         """A flat mask over the position: kept weights and every coordinate that is never pruned."""
         return self.layout.flat(self.masks, True, like)
+
+    def __repr__(self) -> str:
+        return f"Structure({self.num_kept} of {self.num_weights} weights, inputs {self.selected_inputs})"
 
     def __str__(self) -> str:
         lines = [f"{self.num_kept:,} of {self.num_weights:,} weights kept ({self.sparsity:.1%} pruned)"]

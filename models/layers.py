@@ -1,9 +1,10 @@
 """Networks whose weights are spike-and-slab sites under any Pyro handler, and plain modules otherwise."""
 
+import contextlib
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import pyro
@@ -101,7 +102,9 @@ class SparseModule(PyroModule):
         if not am_i_wrapped():
             return self.module(*args, **kwargs)
         values = {name: self._value(name, p) for name, p in self.module.named_parameters()}
-        return torch.func.functional_call(self.module, values, args, kwargs)
+        # Buffers as copies: a handler may run the network many times, and leaves it as it was.
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        return torch.func.functional_call(self.module, values | buffers, args, kwargs)
 
     def site_name(self, parameter: str) -> str:
         """The full name of a parameter's sample site."""
@@ -166,6 +169,19 @@ class SparseModule(PyroModule):
     def __repr__(self) -> str:
         covered = len(self.sparse_names)
         return f"{type(self).__name__}({covered} spike-and-slab sites, {self.module})"
+
+
+@contextlib.contextmanager
+def evaluating(modules: Iterable[SparseModule]) -> Iterator[None]:
+    """Networks in evaluation mode (no dropout), and back in the mode they were in."""
+    parts = [(part, part.training) for module in modules for part in module.module.modules()]
+    try:
+        for part, _ in parts:
+            part.training = False
+        yield
+    finally:
+        for part, training in parts:
+            part.training = training
 
 
 def _already_drawn(site: str) -> dict[str, Any] | None:

@@ -112,7 +112,7 @@ def test_measures_are_those_of_the_written_predictions(fitted: tuple[Path, str])
 
 
 def test_least_squares_is_numpys() -> None:
-    train, test = prepare(rows(), "y").split(0.25, 0)
+    train, test = prepare(rows(), "y", ignore=["colour"]).split(0.25, 0)  # colours would add up to an intercept
     design = np.column_stack([np.ones(len(train.inputs)), train.inputs])
     weights = np.linalg.lstsq(design, train.target.to_numpy(), rcond=None)[0]
     expected = np.column_stack([np.ones(len(test.inputs)), test.inputs]) @ weights
@@ -286,7 +286,7 @@ def test_two_levels_and_truth_values_make_one_column(tmp_path: Path) -> None:
 
 
 def test_spaces_around_text_say_nothing(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_text("colour , size\nred , 1\n red,2\n\"  \",3\n")
+    (tmp_path / "data.csv").write_text('colour , size\nred , 1\n red,2\n"  ",3\n')
     frame = read_csv(tmp_path / "data.csv")
     assert list(frame.columns) == ["colour", "size"] and list(frame.index) == [1, 2, 3]
     assert frame["colour"].tolist()[:2] == ["red", "red"] and frame["colour"].isna().tolist() == [False, False, True]

@@ -175,7 +175,7 @@ def test_max_iterations_is_honoured_and_said() -> None:
         assert fit.num_iterations == iterations and not fit.converged
         assert "not converged" in str(fit)
     whole = ps.refit(run, structure)
-    assert whole.converged and whole.distance <= 0.01 and whole.num_iterations > 3
+    assert whole.converged and whole.distance <= 0.1 and whole.num_iterations > 3
     longer = ps.refit(run, structure, tolerance=1e-5)
     assert longer.loss == pytest.approx(whole.loss, abs=1e-4)
     gradient = torch.autograd.functional.jacobian(lambda z: penalised_loss(longer, z), longer.free)
