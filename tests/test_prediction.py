@@ -188,7 +188,7 @@ def test_a_model_that_needs_its_response_is_told_how_to_do_without() -> None:
         with pyro.plate("data", N, subsample_size=len(x)):
             pyro.sample("y", dist.Normal(x @ weight, 0.3), obs=y.clone())
 
-    with pytest.raises(ValueError, match="must run without its response, called with None for it.*obs=y"):
+    with pytest.raises(ValueError, match=r"must run without its response, called with None for it.*obs=y"):
         ps.predict(fit_of(model), NEW)
 
 
@@ -201,7 +201,7 @@ def test_a_model_that_observes_something_in_its_place_is_refused() -> None:
 
 
 def test_a_cooled_run_is_no_posterior() -> None:
-    with pytest.raises(ValueError, match="must end with a sampling phase.*ends with 'cool'"):
+    with pytest.raises(ValueError, match=r"must end with a sampling phase.*ends with 'cool'"):
         ps.predict(run_of(by_batches, [[1.0, 0, 0]]), NEW)
 
 

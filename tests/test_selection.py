@@ -38,7 +38,7 @@ def with_draws(model: Any, schedule: ps.PriorAnnealing, draws: Tensor | None, **
 
 def flat(first: list[list[float]], second: list[float], biases: tuple[float, float, float] = (0, 0, 0)) -> Tensor:
     """A position of the 3-2-1 network, in the order weight, bias, weight, bias."""
-    return torch.tensor([*sum(first, []), *biases[:2], *second, biases[2]])
+    return torch.tensor([*first[0], *first[1], *biases[:2], *second, biases[2]])
 
 
 READS_FIRST = flat([[1, 0, 0], [0, 0, 0]], [1, 0])

@@ -224,7 +224,7 @@ def test_other_functions_make_no_chain(function: Callable[[Tensor], Tensor]) -> 
     module = Functional(function).double()
     assert linear_chain(module) is None
     values, masks = masked(module, 0.5, 0)
-    pruned, kept = prune(module, values, masks, ())
+    pruned, _ = prune(module, values, masks, ())
     assert torch.allclose(call(module, pruned), call(module, values), rtol=1e-12, atol=1e-12)
     with pytest.raises(
         ValueError, match="must be linear layers and elementwise maps one after another, got Functional"
