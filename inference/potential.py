@@ -179,7 +179,7 @@ class Potential:
 
     def _difference(self, graph: Program, position: Tensor, indices: tuple[Tensor, Tensor]) -> str | None:
         controls = [self.tempering(0.25, 0.75, 0.125, position), self.tempering(1.0, 1.0, 0.0, position)]
-        tolerance = 1e3 * torch.finfo(position.dtype).eps
+        tolerance = max(1e3 * torch.finfo(position.dtype).eps, 1e-10)
         # Away from the start, where weights of zero and equal units could hide a difference.
         nearby = position + 0.01 * torch.linspace(-1, 1, len(position), dtype=position.dtype, device=position.device)
         for batch, tempering in zip(indices, controls, strict=True):

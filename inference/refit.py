@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -262,7 +263,10 @@ def refit(
     start = layout.unconstrained(values)
     kept = structure.kept(start)
     precision = _slab_precision(layout, start, kept) if keep_slab else torch.zeros_like(start)
-    potential, batches = Potential(spec), _every_row_once(spec)
+    batches = _every_row_once(spec)
+    with evaluating(layout.modules()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model is run eagerly")  # which anneal has said already
+        potential = Potential(spec, start, (batches[0], batches[-1]))
     tempering = potential.tempering(0.0, 1.0, 0.0, start)
 
     where = kept.nonzero().flatten()
@@ -270,7 +274,7 @@ def refit(
 
     def objective(free: Tensor) -> tuple[float, Tensor]:
         position = torch.zeros_like(start).scatter(0, where, free)
-        with evaluating(layout.modules()):
+        with evaluating(layout.modules()):  # where the program is the model itself, run eagerly
             parts = [potential(position, tempering, indices) for indices in batches]
         loss = spec.num_data * torch.stack([part.mean_potential for part in parts]).mean()
         gradient = spec.num_data * torch.stack([part.mean_gradient for part in parts]).mean(0)

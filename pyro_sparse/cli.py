@@ -141,10 +141,10 @@ def _shortened(steps: int, num_rows: int) -> Any:
     """The estimator's schedule with its phases in proportion."""
     from dataclasses import replace
 
-    from pyro_sparse.estimators import _schedule
+    from pyro_sparse.estimators import default_schedule
     from pyro_sparse.inference.schedule import PHASES
 
-    default = _schedule(num_rows)
+    default = default_schedule(num_rows)
     share = steps / default.num_steps
     lengths: Any = {f"{phase}_steps": round(share * default.length(phase)) for phase in PHASES}
     return replace(default, **lengths)

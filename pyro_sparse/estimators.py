@@ -87,7 +87,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31))
         data = (self._inputs(X), self._tensor((y - self.y_mean_) / self.y_scale_))
         model = self._model(len(y), seed)
-        schedule = _schedule(len(y)) if self.schedule is None else self.schedule
+        schedule = default_schedule(len(y)) if self.schedule is None else self.schedule
         run = anneal(
             model,
             data,
@@ -168,7 +168,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
     def _standardise(self, X: Array, y: Array) -> None:
         self.x_mean_, self.x_scale_ = X.mean(0), X.std(0)
         # A column that varies only by rounding is constant.
-        constant = self.x_scale_ <= 1e-10 * np.maximum(1.0, np.abs(self.x_mean_))
+        constant = self.x_scale_ <= 1e-10 * np.abs(self.x_mean_)
         self.x_scale_ = np.where(constant, 1.0, self.x_scale_)
         self.y_mean_, self.y_scale_ = float(y.mean()), float(y.std())
 
@@ -193,5 +193,6 @@ def _batch_size(num_data: int) -> int:
     return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
 
 
-def _schedule(num_data: int) -> PriorAnnealing:
+def default_schedule(num_data: int) -> PriorAnnealing:
+    """The schedule of :class:`SparseRegressor` for a number of rows."""
     return PriorAnnealing(learning_rate=min(1e-2, 4e-3 * max(1.0, (10_000 / num_data) ** 0.5)))

@@ -206,8 +206,9 @@ def test_the_same_random_state_gives_the_same_fit() -> None:
 
 def test_the_units_of_inputs_and_response_do_not_matter() -> None:
     plain = regressor().fit(X / UNITS, Y)
-    scaled = regressor().fit(1000 * X - 3, 5e4 * Y - 2e5)
-    assert np.allclose(scaled.predict_interval(1000 * X - 3), 5e4 * plain.predict_interval(X / UNITS) - 2e5, rtol=1e-2)
+    for x in (1000 * X - 3, 1e-14 * X):
+        scaled = regressor().fit(x, 5e4 * Y - 2e5)
+        assert np.allclose(scaled.predict_interval(x), 5e4 * plain.predict_interval(X / UNITS) - 2e5, rtol=1e-2)
 
 
 def test_it_works_in_pipelines_and_cross_validation() -> None:

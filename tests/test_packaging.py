@@ -40,7 +40,7 @@ ORDER = {
         "calibration",
         "diagnostics",
     ],
-    "pyro_sparse": ["datasets", "estimators", "tables", "plots", "cli"],
+    "pyro_sparse": ["datasets", "estimators", "tables", "plots", "report", "cli"],
 }
 RANK = {
     name: rank

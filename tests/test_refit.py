@@ -176,10 +176,10 @@ def test_max_iterations_is_honoured_and_said() -> None:
         assert "not converged" in str(fit)
     whole = ps.refit(run, structure)
     assert whole.converged and whole.distance <= 0.1 and whole.num_iterations > 3
-    longer = ps.refit(run, structure, tolerance=1e-5)
+    longer = ps.refit(run, structure, tolerance=1e-6)
     assert longer.loss == pytest.approx(whole.loss, abs=0.1 / N)  # a tenth of a nat in all
     gradient = torch.autograd.functional.jacobian(lambda z: penalised_loss(longer, z), longer.free)
-    assert gradient.abs().max() < 1e-4
+    assert gradient.abs().max() < 1e-3  # of the sum over rows; 1e-6 standard errors of the stiffest weight are 1e-4
 
 
 def penalised_loss(fit: ps.Fit, free: Tensor) -> Tensor:
