@@ -43,6 +43,7 @@ def fit(
         bool, typer.Option("--strict", help="Refuse rows with blanks, instead of dropping them.")
     ] = False,
     ignore: Annotated[list[str] | None, typer.Option(help="Column that is no input; may be given again.")] = None,
+    chains: Annotated[int, typer.Option(min=1, help="Independent runs: how often each input is selected.")] = 3,
     steps: Steps = None,
     threads: Threads = 1,
 ) -> None:
@@ -57,7 +58,7 @@ def fit(
         table = prepare(read_csv(data), target, strict, ignore or [])
         train, test = table.split(holdout, seed)
         _use(device, threads)
-        _fit_and_report(data.name, train, test, _regressor(seed, device, steps, len(train.target)), out)
+        _fit_and_report(data.name, train, test, _regressor(seed, device, chains, steps, len(train.target)), out)
 
 
 @app.command()
@@ -128,10 +129,10 @@ def _use(device: str, threads: int) -> None:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def _regressor(seed: int, device: str, steps: int | None, num_rows: int) -> "SparseRegressor":
+def _regressor(seed: int, device: str, chains: int, steps: int | None, num_rows: int) -> "SparseRegressor":
     from pyro_sparse.estimators import SparseRegressor
 
-    estimator = SparseRegressor(random_state=seed, device=device, progress=sys.stderr.isatty())
+    estimator = SparseRegressor(num_chains=chains, random_state=seed, device=device, progress=sys.stderr.isatty())
     if steps is not None:
         estimator.schedule = _shortened(steps, num_rows)
     return estimator
@@ -202,7 +203,7 @@ def _simulated(out: Path, seed: int, steps: int | None) -> None:
         return prepare(frame.assign(y=y), "y"), f
 
     (train, _), (test, f) = table(1), table(2)
-    study = _fit_and_report("simulated", train, test, _regressor(seed, "cpu", steps, len(train.target)), out)
+    study = _fit_and_report("simulated", train, test, _regressor(seed, "cpu", 1, steps, len(train.target)), out)
     known = truth(study, [f"x{number}" for number in PAPER_INPUTS], f)
     write_json(out / "truth.json", known.metrics)
     typer.echo(f"\n{known.text}")

@@ -91,6 +91,14 @@ def selected_inputs(estimator: SparseRegressor, encoding: Encoding) -> list[str]
     return list(dict.fromkeys(str(name) for name in chosen))
 
 
+def selected_in_runs(estimator: SparseRegressor, encoding: Encoding) -> dict[str, float]:
+    """Share of the annealing runs that select each input; of text, the level that is selected most often."""
+    shares: dict[str, float] = {}
+    for name, share in zip(encoding.owners, estimator.inclusion_probability_, strict=True):
+        shares[str(name)] = max(shares.get(str(name), 0.0), float(share))
+    return shares
+
+
 def _metrics(train: Table, test: Table, estimator: SparseRegressor, predictions: pd.DataFrame) -> dict[str, Any]:
     structure = estimator.structure_
     return {
@@ -104,6 +112,8 @@ def _metrics(train: Table, test: Table, estimator: SparseRegressor, predictions:
         "inputs": [column.name for column in train.encoding.columns],
         "left_out": train.left_out,
         "selected": selected_inputs(estimator, train.encoding),
+        "runs": structure.num_chains,
+        "selected_in_runs": selected_in_runs(estimator, train.encoding),
         "weights": {"kept": structure.num_kept, "of": structure.num_weights},
         "converged": estimator.fit_.converged,
         "noise_scale": estimator.noise_scale_,
@@ -211,10 +221,18 @@ def _facts(study: Study) -> dict[str, str]:
         facts["left out"] = ", ".join(f"'{name}' ({why})" for name, why in metrics["left_out"].items())
     if metrics["rows"]["dropped"]:
         facts["dropped"] = f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks"
-    runs = study.estimator.structure_.num_chains
-    if runs == 1:
-        facts["how sure"] = "one run says which inputs, not how surely; the intervals take them as given"
+    facts["how sure"] = _certainty(metrics["runs"], metrics["selected_in_runs"])
     return facts
+
+
+def _certainty(runs: int, shares: dict[str, float]) -> str:
+    if runs == 1:
+        return "one run says which inputs, not how surely; the intervals take them as given"
+    counts: dict[int, list[str]] = {}
+    for name, share in shares.items():
+        counts.setdefault(round(share * runs), []).append(name)
+    said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
+    return f"{'; '.join(said) or f'nothing in any of {runs} runs'}; the intervals take the choice as given"
 
 
 def _comparison(metrics: dict[str, Any]) -> list[str]:
