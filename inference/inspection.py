@@ -70,6 +70,8 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     batch = own_size or batch_size
     _check_plates(observed, plates, num_data, on_batches=batch is not None)
     if own_size is None and batch_size is not None:
+        if not tensors:
+            raise ValueError("batch_size must be None for a model that reads its data from outside of its arguments")
         _check_scale_on_batch(model, tensors, seed, nodes, observed, plates, num_data, batch_size)
     _check_latents(nodes, plates if batch else frozenset())
     modules = list({id(m): m for m in (n["infer"].get("sparse_module") for n in nodes.values()) if m}.values())
@@ -188,7 +190,23 @@ def _observed(nodes: Mapping[str, Node]) -> dict[str, Node]:
     kept = {n: v for n, v in kept.items() if not v["infer"].get("_deterministic")}
     if not kept:
         raise ValueError("model must have an observed site (obs=...), got none: was it called without its response?")
+    for name, node in kept.items():
+        _check_shape(name, node)
     return kept
+
+
+def _check_shape(name: str, node: Node) -> None:
+    """Raises where the response would be broadcast, (n, 1) against (n,): n² terms instead of n."""
+    expected, got = torch.Size(node["fn"].shape()), node["value"].shape
+    try:
+        fits = torch.broadcast_shapes(expected, got) == got
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"the response of site '{name}' must have the shape of its distribution, {tuple(expected)}, got {tuple(got)}: "
+            "squeeze or reshape one of them"
+        )
 
 
 def _rows_of_closure(nodes: Mapping[str, Node], observed: Mapping[str, Node]) -> int:

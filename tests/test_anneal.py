@@ -170,6 +170,10 @@ def with_fixed_subsample(mean: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(mean[i], 1.0), obs=y[i])
 
 
+def with_a_column_for_a_response(mean: Tensor, y: Tensor) -> None:
+    pyro.sample("y", dist.Normal(mean, 1.0), obs=y[:, None])
+
+
 def nothing_latent(x: Tensor, y: Tensor) -> None:
     without_plate(x[:, 0], y)
 
@@ -192,6 +196,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
         (X, Y),
         {"batch_size": 5},
         f"site 'y' must stand in a plate over the rows.*{FIX}",
+    ),
+    "response of another shape": (
+        pyro_model(with_a_column_for_a_response),
+        (X, Y),
+        {},
+        rf"response of site 'y' must have the shape of its distribution, \({N},\), got \({N}, 1\): squeeze",
     ),
     "wrong plate size": (in_plate(100), (X, Y), {"batch_size": 5}, rf"plate of size 20, got \{{'rows': 100\}}: {FIX}"),
     "wrong plate size, full batch": (in_plate(100), (X, Y), {}, rf"plate of size 20, got \{{'rows': 100\}}: {FIX}"),
