@@ -1,6 +1,7 @@
 """Sparse structures: which weights act, which inputs they read, and the smaller network that computes the same."""
 
 import copy
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -224,6 +225,25 @@ class Structure:
     def selected_inputs(self) -> list[str] | list[int]:
         """Names of the selected inputs, or their columns where they have no names."""
         return self.input_indices if self.input_names is None else [self.input_names[i] for i in self.input_indices]
+
+    def with_biases(self) -> "Structure":
+        """The same structure with the biases of its live units and of the outputs kept.
+
+        Which weights connect is a choice, where a unit stands is estimated: a truth that is sparse in the inputs as they
+        are is not so after centring them at their sample means, whose error belongs in the intervals. For chains of
+        linear layers; other networks are left as they are.
+        """
+        masks = dict(self.masks)
+        for module in self.layout.modules():
+            sites = {name: site.name for name, site in self.layout.of_module(module).items()}
+            chain = linear_chain(module.module) or []
+            for layer in chain:
+                bias = sites[layer.bias] if layer.bias is not None else None
+                if bias in masks:
+                    weight = masks.get(sites[layer.weight])
+                    live = torch.ones_like(masks[bias]) if weight is None or layer is chain[-1] else weight.any(1)
+                    masks[bias] = masks[bias] | live
+        return dataclasses.replace(self, masks=masks)
 
     def kept(self, like: Tensor) -> Tensor:
         """A flat mask over the position: kept weights and every coordinate that is never pruned."""

@@ -29,7 +29,8 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
     """Regression by a sparse Bayesian network: the few inputs that matter, and intervals that hold.
 
     Inputs and response are standardised; the noise scale is learned; the prior is derived from the network and the number
-    of rows (``default_prior``). A constant column is never selected.
+    of rows (``default_prior``). The biases of live units are refitted even where they were pruned
+    (``Structure.with_biases``), since the data were centred at sample means. A constant column is never selected.
 
     Args:
         hidden: widths of the hidden layers.
@@ -99,7 +100,7 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
             input_names=names,
             progress=self.progress,
         )
-        self.run_, self.structure_ = run, select(run)
+        self.run_, self.structure_ = run, select(run).with_biases()
         self._set_fit(refit(run, self.structure_))
         return self
 

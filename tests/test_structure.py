@@ -337,3 +337,17 @@ def test_shared_and_computed_weights_make_no_chain() -> None:
     shared[2].weight = shared[0].weight
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 1))
     assert linear_chain(shared) is None and linear_chain(computed) is None
+
+
+def test_with_biases_keeps_those_of_live_units_and_outputs() -> None:
+    kept = structure(None)
+    module = kept.layout.modules()[0].module
+    chain = linear_chain(module)
+    assert chain is not None
+    wide = kept.with_biases()
+    for layer in chain:
+        assert layer.bias is not None
+        assert torch.equal(wide.masks[layer.weight], kept.masks[layer.weight])
+        live = torch.ones_like(kept.masks[layer.bias]) if layer is chain[-1] else kept.masks[layer.weight].any(1)
+        assert torch.equal(wide.masks[layer.bias], kept.masks[layer.bias] | live)
+    assert wide.num_kept > kept.num_kept and wide.selected_inputs == kept.selected_inputs
