@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pyro_sparse as ps
-from pyro_sparse.estimators import _schedule
+from pyro_sparse.estimators import default_schedule
 
 SIZES = [30, 100, 500, 3_000, 10_000, 100_000]
 
@@ -73,7 +73,7 @@ def test_the_learning_rates_of_the_estimator_are_stable_and_unbiased(num_data: i
     tiny = network(10, 20, 1)
     for p in tiny.parameters():
         nn.init.constant_(p, 1e-3)
-    schedules = [_schedule(num_data)] + ([ps.PriorAnnealing()] if num_data >= 500 else [])
+    schedules = [default_schedule(num_data)] + ([ps.PriorAnnealing()] if num_data >= 500 else [])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for module in (network(10, 20, 10, 1), network(2_000, 50, 1), tiny):
