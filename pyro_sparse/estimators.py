@@ -2,6 +2,8 @@
 
 import json
 import os
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from pyro_sparse.inference.prediction import predict
 from pyro_sparse.inference.refit import Fit, refit
-from pyro_sparse.inference.sampler import anneal
+from pyro_sparse.inference.sampler import NonFiniteError, Run, anneal
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.selection import select
 from pyro_sparse.models.layers import SparseNet
@@ -87,22 +89,35 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
         self._standardise(X, y)
         seed = int(check_random_state(self.random_state).randint(2**31))
         data = (self._inputs(X), self._tensor((y - self.y_mean_) / self.y_scale_))
-        model = self._model(len(y), seed)
-        schedule = default_schedule(len(y)) if self.schedule is None else self.schedule
-        run = anneal(
-            model,
-            data,
-            schedule,
-            _batch_size(len(y)) if self.batch_size is None else self.batch_size,
-            num_draws=min(100, schedule.length(schedule.last_phase)),
-            num_chains=self.num_chains,
-            seed=seed,
-            input_names=names,
-            progress=self.progress,
-        )
+        run = self._annealed(self._model(len(y), seed), data, seed, names)
         self.run_, self.structure_ = run, select(run).with_biases()
         self._set_fit(refit(run, self.structure_))
         return self
+
+    def _annealed(self, model: Any, data: tuple[Tensor, Tensor], seed: int, names: list[str] | None) -> Run:
+        """The run; where the default learning rate proves too large for the data (strongly correlated inputs), a smaller."""
+        num_data = len(data[0])
+        schedule = default_schedule(num_data) if self.schedule is None else self.schedule
+        for attempts_left in (3, 2, 1, 0):
+            try:
+                return anneal(
+                    model,
+                    data,
+                    schedule,
+                    _batch_size(num_data) if self.batch_size is None else self.batch_size,
+                    num_draws=min(100, schedule.length(schedule.last_phase)),
+                    num_chains=self.num_chains,
+                    seed=seed,
+                    input_names=names,
+                    progress=self.progress,
+                )
+            except NonFiniteError as error:
+                if self.schedule is not None or not attempts_left:
+                    raise
+                slower = schedule.learning_rate / 3
+                warnings.warn(f"{error}; starting again with learning_rate {slower:.2g}", stacklevel=3)
+                schedule = replace(schedule, learning_rate=slower)
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def predict(self, X: Any) -> Array:
         """The mean of the response, (rows,)."""

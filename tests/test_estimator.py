@@ -290,3 +290,16 @@ def test_where_nothing_is_kept_it_is_the_mean_with_honest_intervals() -> None:
 def test_a_short_schedule_needs_no_other_setting() -> None:
     est = regressor(ps.PriorAnnealing(0, 5, 5, 5, 3)).fit(X[:50], Y[:50])
     assert est.run_.draws.shape[1] == 3
+
+
+def test_a_learning_rate_too_large_for_the_data_is_lowered_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.RandomState(0)
+    x = rng.randn(60, 1) + 0.1 * rng.randn(60, 50)  # one direction holds almost all of the variance
+    y = x[:, 0] + 0.01 * rng.randn(60)
+    schedule = ps.PriorAnnealing(30, 30, 60, 100, learning_rate=0.1)
+    monkeypatch.setattr("pyro_sparse.estimators.default_schedule", lambda num_data: schedule)
+    with pytest.warns(UserWarning, match="starting again with learning_rate 0.033"):
+        fitted = ps.SparseRegressor(random_state=0).fit(x, y)
+    assert fitted.run_.schedule.learning_rate < 0.1 and np.isfinite(fitted.predict_interval(x)).all()
+    with pytest.raises(ps.NonFiniteError, match="lower learning_rate"):
+        ps.SparseRegressor(schedule=schedule, random_state=0).fit(x, y)
