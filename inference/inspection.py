@@ -49,6 +49,7 @@ class Specification:
     layout: Layout
     priors: Mapping[str, SpikeSlab]  # those that were unset in the model, by site
     observed: tuple[str, ...]
+    readers: tuple[SparseModule, ...]  # networks whose inputs are the columns of the first of the data
 
 
 def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Specification:
@@ -58,7 +59,13 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         TypeError, ValueError: naming the argument, site or plate, the rule and the value.
     """
     tensors = _checked_data(data)
-    nodes = trace_at_start(model, tensors, seed, 0)
+    try:
+        nodes = trace_at_start(model, tensors, seed, 0)
+    except RuntimeError as error:
+        if "dtype" not in str(error):
+            raise
+        types = [str(t.dtype).removeprefix("torch.") for t in tensors]
+        raise ValueError(f"data must have the floating type of the model's parameters, got {types}: {error}") from error
     observed = _observed(nodes)
     num_data = len(tensors[0]) if tensors else _rows_of_closure(nodes, observed)
     if batch_size is not None and not 1 <= batch_size <= num_data:
@@ -78,12 +85,16 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     _check_buffers(modules)
     priors = {site: law for module in modules for site, law in resolved_priors(module, num_data).items()}
     layout = Layout(tuple(_site(node, priors, modules) for node in nodes.values() if _is_latent(node)))
-    slashed = [site.name for site in layout.sites if "/" in site.name]
-    if slashed:
-        raise ValueError(f"site names must not contain '/', which xarray reserves for groups, got {slashed}")
+    reserved = [s.name for s in layout.sites if "/" in s.name or s.name in ("chain", "draw", "input", "column")]
+    if reserved:
+        raise ValueError(
+            f"site names must not contain '/' nor be chain, draw, input or column, as in a trace, got {reserved}"
+        )
     if not layout.sites:
         raise ValueError("model must have a latent site to sample, got none")
-    return Specification(model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed))
+    readers = tuple(module for module in modules if _reads_the_first(module, nodes, tensors))
+    own = own_size is not None
+    return Specification(model, tensors, num_data, batch, own, plates, layout, priors, tuple(observed), readers)
 
 
 def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
@@ -168,7 +179,8 @@ def _checked_data(data: Any) -> tuple[Tensor, ...]:
     for position, item in enumerate(data):
         if not isinstance(item, (Tensor, np.ndarray)):
             raise TypeError(f"data[{position}] must be a tensor or an array, got {type(item).__name__}")
-        tensor = torch.as_tensor(item)
+        # A copy: an array that is changed after the run must not change the refit.
+        tensor = torch.tensor(item) if isinstance(item, np.ndarray) else item
         if tensor.dim() == 0 or len(tensor) == 0:
             raise ValueError(f"data[{position}] must have at least one row, got shape {tuple(tensor.shape)}")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -276,6 +288,18 @@ def _check_latents(nodes: Mapping[str, Node], subsampled: frozenset[str]) -> Non
                 f"latent site '{name}' must stand outside of the subsampled plate '{plates[0]}': "
                 "a latent of each row cannot be sampled by batches; use batch_size=None or marginalise it"
             )
+
+
+def _reads_the_first(module: SparseModule, nodes: Mapping[str, Node], data: tuple[Tensor, ...]) -> bool:
+    """Whether a network reads the columns of the first of the data: not those of another, nor what another network made."""
+    given = next(n["infer"]["sparse_input"] for n in nodes.values() if n["infer"].get("sparse_module") is module)
+    if not data or not isinstance(given, Tensor) or given.requires_grad or given.shape[1:] != data[0].shape[1:]:
+        return False
+    return _same(given, data[0]) or not any(_same(given, other) for other in data[1:])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _check_buffers(modules: list[SparseModule]) -> None:

@@ -238,9 +238,10 @@ def refit(
 ) -> Fit:
     """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
 
-    It works in double precision and, for a normal response, in the metric of the Fisher information. Sites without a
-    spike-and-slab prior are fitted with their own priors. The likelihood alone often has no finite maximum (a tanh unit may
-    saturate for ever), so the slab's normal stays in, at a scale of at least 1: its weight vanishes as 1 / n.
+    It works in double precision where the model can be converted and, for a normal response, in the metric of the Fisher
+    information. Sites without a spike-and-slab prior are fitted with their own priors. The likelihood alone often has no
+    finite maximum (a tanh unit may saturate for ever), so the slab's normal stays in, at a scale of at least 1: its weight
+    vanishes as 1 / n.
 
     Args:
         run, structure: from :func:`anneal` and :func:`select`.
@@ -257,16 +258,16 @@ def refit(
             weighs every row once.
     """
     spec = _in_double(run.spec)
-    layout = spec.layout
-    # Data from a closure cannot be turned to double precision, nor can a model that computes with them.
-    values = {name: value.double() if spec.data else value for name, value in structure.values.items()}
-    start = layout.unconstrained(values)
+    try:
+        if not spec.data:
+            raise RuntimeError("data from a closure stay in single precision")
+        potential, start = _potential(spec, structure, torch.float64)
+    except RuntimeError:  # the model computes with tensors of its own, which are not ours to convert
+        spec = _on_all_rows(run.spec)
+        potential, start = _potential(spec, structure, run.positions.dtype)
+    layout, batches = spec.layout, _every_row_once(spec)
     kept = structure.kept(start)
     precision = _slab_precision(layout, start, kept) if keep_slab else torch.zeros_like(start)
-    batches = _every_row_once(spec)
-    with evaluating(layout.modules()), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the model is run eagerly")  # which anneal has said already
-        potential = Potential(spec, start, (batches[0], batches[-1]))
     tempering = potential.tempering(0.0, 1.0, 0.0, start)
 
     where = kept.nonzero().flatten()
@@ -366,9 +367,22 @@ def _metric(
     return metric + (num_data * (jacobian == 0).all(0) + 1e-9 * metric.diagonal().mean()).diag()
 
 
+def _potential(spec: Specification, structure: Structure, dtype: torch.dtype) -> tuple[Potential, Tensor]:
+    """The traced potential of all rows, and the position that the structure's values stand at."""
+    start = spec.layout.unconstrained({name: value.to(dtype) for name, value in structure.values.items()})
+    batches = _every_row_once(spec)
+    with evaluating(spec.layout.modules()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model is run eagerly")  # which anneal has said already
+        return Potential(spec, start, (batches[0], batches[-1])), start
+
+
 def _in_double(spec: Specification) -> Specification:
     data = tuple(d.double() if d.is_floating_point() else d for d in spec.data)
-    return dataclasses.replace(spec, data=data, batch_size=spec.batch_size if spec.subsamples_itself else None)
+    return dataclasses.replace(_on_all_rows(spec), data=data)
+
+
+def _on_all_rows(spec: Specification) -> Specification:
+    return dataclasses.replace(spec, batch_size=spec.batch_size if spec.subsamples_itself else None)
 
 
 def _slab_precision(layout: Layout, like: Tensor, kept: Tensor) -> Tensor:

@@ -98,12 +98,22 @@ class Response:
             return self._mean(values_of(z), inputs, row[None]).sum()
 
         chunk = max(1, NUMBERS_AT_ONCE // max(1, self.spec.layout.num_coordinates))
-        by_row = torch.func.vmap(torch.func.grad(mean_of_row), in_dims=(None, 0), chunk_size=chunk)
-        jacobian: Tensor = by_row(free, torch.arange(len(inputs[0]), device=inputs[0].device))
-        return jacobian.detach()
+        by_row = torch.func.vmap(torch.func.grad_and_value(mean_of_row), in_dims=(None, 0), chunk_size=chunk)
+        jacobian, alone = by_row(free, torch.arange(len(inputs[0]), device=inputs[0].device))
+        together = self.mean(values_of(free), inputs)
+        if not torch.allclose(alone, together, rtol=1e-4, atol=1e-4 * float(together.abs().max())):
+            raise ValueError(
+                f"the mean of a row of site '{self.site}' must not depend on the other rows, for an interval"
+            )
+        result: Tensor = jacobian.detach()
+        return result
 
     def check_normal(self, node: Node) -> None:
         """Raises unless the response is one normal number a row, of the same scale in every row."""
+        if node["mask"] is not None and node["mask"] is not True:
+            raise ValueError(
+                f"intervals need every row, got a masked response at site '{self.site}': leave those rows out"
+            )
         fn = node["fn"].base_dist if isinstance(node["fn"], Independent) else node["fn"]
         if not isinstance(fn, Normal):
             raise ValueError(f"intervals need a Normal response, got {type(fn).__name__} at site '{self.site}'")

@@ -29,7 +29,7 @@ def mipp(run: Run) -> xr.Dataset:
             variables[site.name] = (("chain", *site.dims), probability.cpu().numpy())
     dataset = xr.Dataset(variables, coords={"chain": np.arange(len(draws))})
     share = _input_probability(run, draws)
-    names = np.arange(len(share)) if run.input_names is None else np.array(run.input_names)
+    names = np.arange(len(share)) if run.input_names is None else np.array(run.input_names)[: len(share)]
     return dataset.assign(input=("column", share.numpy())).assign_coords(column=names)
 
 
@@ -81,29 +81,25 @@ def _best_chain(run: Run) -> int:
 
 def _input_probability(run: Run, draws: Tensor) -> Tensor:
     """(num_inputs,) share of all draws in which a live path leaves an input."""
-    total = torch.zeros(run.num_inputs or 0)
-    if not len(total):
-        return total
+    reads = []
     for draw in draws.flatten(0, 1):
         masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draw) if s.law}
-        total += _reads(run, masks)
-    return total / draws.flatten(0, 1).shape[0]
+        reads.append(_reads(run, masks))
+    return torch.stack(reads).float().mean(0)
 
 
 def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
-    """Inputs that any network reads by a live path, or any sparse coefficient vector over the inputs includes."""
+    """Inputs that a network reads by a live path, or a sparse coefficient vector over the inputs includes.
+
+    Empty where the model has neither, so that it is not known which inputs act.
+    """
     layout, num_inputs = run.spec.layout, run.num_inputs or 0
-    reads = torch.zeros(num_inputs, dtype=torch.bool)
-    for module in layout.modules():
+    found = []
+    for module in run.spec.readers:
         sites = layout.of_module(module)
-        first = next((p for p in module.module.parameters() if p.dim() == 2), None)
-        if first is not None and first.shape[1] == num_inputs:
-            all_masks = {
-                n: masks.get(s.name, torch.ones(s.shape, dtype=torch.bool, device=first.device))
-                for n, s in sites.items()
-            }
-            reads |= live_inputs(module.module, all_masks, num_inputs).cpu()
-    for site in layout.spike_slab_sites():
-        if site.module is None and site.shape and site.shape[-1] == num_inputs:
-            reads |= masks[site.name].reshape(-1, num_inputs).any(0).cpu()
-    return reads
+        device = next(module.module.parameters()).device
+        every = {n: masks.get(s.name, torch.ones(s.shape, dtype=torch.bool, device=device)) for n, s in sites.items()}
+        found.append(live_inputs(module.module, every, num_inputs).cpu())
+    vectors = [s.name for s in layout.spike_slab_sites() if s.module is None and s.shape == (num_inputs,)]
+    found += [masks[name].cpu() for name in vectors]
+    return torch.stack(found).any(0) if found and num_inputs else torch.zeros(0, dtype=torch.bool)

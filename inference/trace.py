@@ -26,7 +26,10 @@ def build_trace(
     """The DataTree of draws (chain, draw, coordinate) and statistics (chain, draw): posterior and sample_stats."""
     index = {"chain": np.arange(draws.shape[0]), "draw": np.arange(draws.shape[1])}
     values = spec.layout.constrained(draws)
-    posterior = {s.name: (("chain", "draw", *s.dims), values[s.name].cpu().numpy()) for s in spec.layout.sites}
+    posterior = {
+        name: (("chain", "draw", *(f"{name}_dim_{axis}" for axis in range(value.dim() - 2))), value.cpu().numpy())
+        for name, value in values.items()
+    }
     stats = {name: (("chain", "draw"), array) for name, array in statistics.items()}
     groups = {
         "posterior": xr.Dataset(posterior, coords=index),

@@ -101,9 +101,14 @@ class SparseModule(PyroModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not am_i_wrapped():
             return self.module(*args, **kwargs)
-        values = {name: self._value(name, p) for name, p in self.module.named_parameters()}
+        given = args[0] if args else None
+        values = {name: self._value(name, p, given) for name, p in self.module.named_parameters()}
         # Buffers as copies: a handler may run the network many times, and leaves it as it was.
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        floating = next(iter(values.values())).dtype
+        buffers = {
+            name: buffer.to(floating, copy=True) if buffer.is_floating_point() else buffer.clone()
+            for name, buffer in self.module.named_buffers()
+        }
         return torch.func.functional_call(self.module, values | buffers, args, kwargs)
 
     def site_name(self, parameter: str) -> str:
@@ -116,7 +121,7 @@ class SparseModule(PyroModule):
         law = self.priors.get(parameter) or UnsetPrior(self.site_name(parameter), shape)
         return cast(TorchDistribution, law.expand(shape).to_event(len(shape)))
 
-    def _value(self, parameter: str, start: nn.Parameter) -> Tensor:
+    def _value(self, parameter: str, start: nn.Parameter, given: Any) -> Tensor:
         site = self.site_name(parameter)
         drawn = _already_drawn(site)
         if drawn is not None:
@@ -131,7 +136,7 @@ class SparseModule(PyroModule):
                 f"the network of site '{site}' is called inside plate '{plates[0]}': call it outside, as its weights are "
                 "shared by all rows and particles (take a batch's rows in one `with plate as i:`, observe in a second)"
             )
-        infer: Any = {"sparse_module": self, "sparse_parameter": parameter}
+        infer: Any = {"sparse_module": self, "sparse_parameter": parameter, "sparse_input": given}
         value = pyro.sample(site, self.site_law(parameter), infer=infer)
         if value.shape != start.shape:
             raise ValueError(

@@ -182,11 +182,16 @@ class SparseRegressor(SelectorMixin, RegressorMixin, BaseEstimator):
         return normal_regression(net, num_data)
 
     def _standardise(self, X: Array, y: Array) -> None:
-        self.x_mean_, self.x_scale_ = X.mean(0), X.std(0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.x_mean_, self.x_scale_ = X.mean(0), X.std(0)
         # A column that varies only by rounding is constant.
         constant = self.x_scale_ <= 1e-10 * np.abs(self.x_mean_)
         self.x_scale_ = np.where(constant, 1.0, self.x_scale_)
         self.y_mean_, self.y_scale_ = float(y.mean()), float(y.std())
+        for name, scale in (("X", self.x_scale_), ("y", np.array([self.y_scale_]))):
+            if not np.isfinite(scale).all():
+                columns = np.flatnonzero(~np.isfinite(scale)).tolist()
+                raise ValueError(f"{name} must have a finite variance, got values too large in columns {columns}")
 
     def _inputs(self, X: Array) -> Tensor:
         return self._tensor((X - self.x_mean_) / self.x_scale_)

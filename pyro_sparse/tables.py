@@ -1,5 +1,6 @@
 """CSV files as numbers: text one-hot encoded, rows with blanks dropped, and what cannot be used refused in one sentence."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -121,11 +122,18 @@ def read_csv(path: Path, text_columns: Sequence[str] = ()) -> pd.DataFrame:
         OSError: where it cannot be opened.
     """
     try:
-        frame = pd.read_csv(
-            path, dtype=dict.fromkeys(text_columns, str), skipinitialspace=True, low_memory=False, index_col=False
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
+            header = pd.read_csv(path, header=None, nrows=1, dtype=str, skipinitialspace=True).iloc[0]
+            frame = pd.read_csv(
+                path, dtype=dict.fromkeys(text_columns, str), skipinitialspace=True, low_memory=False, index_col=False
+            )
+    except pd.errors.ParserWarning as warning:
+        raise ValueError(f"{path} has rows with more fields than its header: are there decimal commas?") from warning
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a CSV file with a header: {str(error).splitlines()[0]}") from error
+    if len(header) == len(frame.columns) and not header.isna().any():  # pandas renames a second 'a' to 'a.1'
+        frame.columns = pd.Index(header)
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if not frame.columns.is_unique:
         raise ValueError(f"{path} has two columns named '{frame.columns[frame.columns.duplicated()][0]}'")
