@@ -190,7 +190,7 @@ def plot_intervals(table: pd.DataFrame | xr.Dataset, observed: Any, prob: float 
     panel.set_xlabel(
         "rows, sorted by prediction" + (f" ({len(shown)} of {len(y):,} drawn)" if len(shown) < len(y) else "")
     )
-    panel.set_ylabel(unit or "response")
+    panel.set_ylabel(_plain(unit or "response"))
     panel.margins(x=0.01)
     panel.legend(loc="upper left", ncols=3, handletextpad=0.4, columnspacing=1.2)
     low, high = panel.get_ylim()
@@ -349,7 +349,12 @@ def _own_names(structure: Structure) -> list[str]:
 
 def _short(name: Any) -> str:
     text = str(name)
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 9]}…{text[-8:]}"
+    return _plain(text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 9]}…{text[-8:]}")
+
+
+def _plain(text: str) -> str:
+    """A name as it is, where matplotlib would read formulas between dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def _bars(panel: "Axes", names: list[str], lengths: Array, selected: Array) -> None:
