@@ -71,7 +71,14 @@ class Response:
             raise ValueError(
                 f"site '{self.site}' must be unobserved when its response is None; the model observes it still"
             )
-        return nodes[self.site]
+        node = nodes[self.site]
+        outer = len(getattr(node["fn"], "batch_shape", ()))
+        for frame in node["cond_indep_stack"]:
+            if frame.name in self.spec.plates and frame.dim is not None and -frame.dim != outer:
+                raise ValueError(
+                    f"plate '{frame.name}' over the rows must be the leftmost of site '{self.site}' to predict"
+                )
+        return node
 
     def mean(self, values: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
         """Mean of the response at every row of the inputs."""

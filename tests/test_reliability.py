@@ -39,6 +39,18 @@ def test_a_masked_response_has_no_intervals() -> None:
         _ = ps.refit(run, ps.select(run)).information
 
 
+def test_rows_must_stand_leftmost_to_be_predicted() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        mean = torch.stack([x @ coefficients(), x[:, 0]])
+        with pyro.plate("responses", 2, dim=-2), pyro.plate("data", N, subsample_size=len(x), dim=-1):
+            pyro.sample("y", dist.Normal(mean, 0.5), obs=None if y is None else y.T)
+
+    schedule = ps.PriorAnnealing(0, 0, 0, 0, 10, learning_rate=1e-3)
+    run = ps.anneal(model, (X, torch.stack([Y, Y], 1)), schedule, num_draws=2, progress=False)
+    with pytest.raises(ValueError, match="plate 'data' over the rows must be the leftmost"):
+        ps.predict(run, X[:2])
+
+
 def test_the_mean_of_a_row_must_be_its_own() -> None:
     def model(x: Tensor, y: Tensor | None = None) -> None:
         mean = (x - x.mean(0)) @ coefficients()
