@@ -53,6 +53,11 @@ def _predict_fit(fit: Fit, x_new: Any, prob: float) -> xr.Dataset:
             f"nothing about (information of rank {information.rank}): their intervals are too narrow",
             stacklevel=3,
         )
+    if not fit.converged and fit.num_iterations:
+        warnings.warn(
+            f"the refit is {fit.distance:.1e} standard errors from its maximum: the intervals are not to be trusted",
+            stacklevel=3,
+        )
     sd = information.variance_of_mean(gradients).sqrt()
     return as_table(mean, sd, information.noise_variance, information.quantile(prob))
 

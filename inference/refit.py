@@ -296,6 +296,13 @@ def refit(
     with evaluating(layout.modules()):
         final = [potential(end, tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
+    if distance > tolerance and iterations:
+        warnings.warn(
+            f"the refit stopped {distance:.1e} standard errors from the maximum after {iterations} iterations: its intervals "
+            "are not to be trusted. Raise max_iterations; where a hierarchical scale runs to 0 there is no maximum: end the "
+            "schedule with sample_steps and average over draws, ps.predict(run, x)",
+            stacklevel=2,
+        )
     noise = _model_noise_variance(response, fitted)
     return Fit(
         structure,

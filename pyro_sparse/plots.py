@@ -148,7 +148,8 @@ def plot_inclusion(source: Structure | xr.Dataset, names: Sequence[str] | None =
     _bars(panel, [str(unique[i]) for i in order], lengths[order], selected[order])
     if lengths is shares:
         panel.set_xlim(0, 1)
-        panel.axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+        if counts is None:  # of a structure the run that fits best decides, not the share
+            panel.axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
         panel.set_xlabel(
             f"share of {num_chains} runs that select the input" if num_chains > 1 else "inclusion probability"
         )

@@ -232,7 +232,7 @@ def _certainty(runs: int, shares: dict[str, float]) -> str:
     for name, share in shares.items():
         counts.setdefault(round(share * runs), []).append(name)
     said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
-    return f"{'; '.join(said) or f'nothing in any of {runs} runs'}; the intervals take the choice as given"
+    return f"{'; '.join(said) or f'nothing in any of {runs} runs'}; selected is what the best fitting run reads"
 
 
 def _comparison(metrics: dict[str, Any]) -> list[str]:

@@ -159,3 +159,12 @@ def test_a_file_that_would_be_misread_is_refused(text: str, message: str, tmp_pa
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_csv(path)
+
+
+def test_a_refit_that_did_not_converge_is_said_by_refit_and_by_predict() -> None:
+    run = annealed(ps.normal_regression(ps.SparseNet([3, 2, 1], prior=LAW), N))
+    structure = ps.select(run)
+    with pytest.warns(UserWarning, match="standard errors from the maximum after 1 iterations.*sample_steps"):
+        fit = ps.refit(run, structure, max_iterations=1, tolerance=1e-9)
+    with pytest.warns(UserWarning, match="intervals are not to be trusted"):
+        ps.predict(fit, X)
