@@ -67,11 +67,11 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         types = [str(t.dtype).removeprefix("torch.") for t in tensors]
         raise ValueError(f"data must have the floating type of the model's parameters, got {types}: {error}") from error
     observed = _observed(nodes)
-    num_data = len(tensors[0]) if tensors else _rows_of_closure(nodes, observed)
+    num_data = len(tensors[0]) if tensors else _rows_of_closure(observed)
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
-    plates = _data_plates(nodes, observed, num_data)
-    own_size = _own_subsample_size(nodes, observed, plates)
+    plates = _data_plates(observed, num_data)
+    own_size = _own_subsample_size(observed, plates)
     if own_size is not None and batch_size not in (None, own_size):
         raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
     batch = own_size or batch_size
@@ -79,7 +79,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     if own_size is None and batch_size is not None:
         if not tensors:
             raise ValueError("batch_size must be None for a model that reads its data from outside of its arguments")
-        _check_scale_on_batch(model, tensors, seed, nodes, observed, plates, num_data, batch_size)
+        _check_scale_on_batch(model, tensors, seed, observed, plates, num_data, batch_size)
     _check_latents(nodes, plates if batch else frozenset())
     modules = list({id(m): m for m in (n["infer"].get("sparse_module") for n in nodes.values()) if m}.values())
     _check_buffers(modules)
@@ -221,19 +221,19 @@ def _check_shape(name: str, node: Node) -> None:
         )
 
 
-def _rows_of_closure(nodes: Mapping[str, Node], observed: Mapping[str, Node]) -> int:
+def _rows_of_closure(observed: Mapping[str, Node]) -> int:
     sizes = [f.full_size or f.size for node in observed.values() for f in node["cond_indep_stack"]]
     if not sizes:
         raise ValueError("data must hold the arguments of the model, or its observed site must stand in a pyro.plate")
     return int(max(sizes))
 
 
-def _data_plates(nodes: Mapping[str, Node], observed: Mapping[str, Node], num_data: int) -> frozenset[str]:
+def _data_plates(observed: Mapping[str, Node], num_data: int) -> frozenset[str]:
     frames = [frame for node in observed.values() for frame in node["cond_indep_stack"]]
     return frozenset(f.name for f in frames if (f.full_size or f.size) == num_data)
 
 
-def _own_subsample_size(nodes: Mapping[str, Node], observed: Mapping[str, Node], plates: frozenset[str]) -> int | None:
+def _own_subsample_size(observed: Mapping[str, Node], plates: frozenset[str]) -> int | None:
     frames = [frame for node in observed.values() for frame in node["cond_indep_stack"] if frame.name in plates]
     sizes = {f.size for f in frames if f.full_size and f.size < f.full_size}
     if len(sizes) > 1:
@@ -258,7 +258,6 @@ def _check_scale_on_batch(
     model: Model,
     data: tuple[Tensor, ...],
     seed: int,
-    nodes: Mapping[str, Node],
     observed: Mapping[str, Node],
     plates: frozenset[str],
     num_data: int,

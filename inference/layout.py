@@ -27,7 +27,7 @@ class Site:
 
     @property
     def dims(self) -> list[str]:
-        """Names of its axes in a trace, those of ``torch.nn.Linear`` where it is the weight of one."""
+        """Names of the axes of a weight in a dataset, by ArviZ's convention."""
         return [f"{self.name}_dim_{axis}" for axis in range(len(self.shape))]
 
 

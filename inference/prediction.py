@@ -53,7 +53,7 @@ def _predict_fit(fit: Fit, x_new: Any, prob: float) -> xr.Dataset:
             f"nothing about (information of rank {information.rank}): their intervals are too narrow",
             stacklevel=3,
         )
-    if not fit.converged and fit.num_iterations:
+    if not fit.converged:
         warnings.warn(
             f"the refit is {fit.distance:.1e} standard errors from its maximum: the intervals are not to be trusted",
             stacklevel=3,

@@ -296,7 +296,7 @@ def refit(
     with evaluating(layout.modules()):
         final = [potential(end, tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
-    if distance > tolerance and iterations:
+    if distance > tolerance and max_iterations:
         warnings.warn(
             f"the refit stopped {distance:.1e} standard errors from the maximum after {iterations} iterations: its intervals "
             "are not to be trusted. Raise max_iterations; where a hierarchical scale runs to 0 there is no maximum: end the "

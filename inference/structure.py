@@ -260,10 +260,10 @@ class Structure:
             lines.append(f"{len(names)} of {len(self.reads)} inputs selected: {text or 'none'}")
             if self.num_chains > 1 and names:
                 shares = [
-                    f"{n} {float(self.input_probability[i]):.0%}"
+                    f"{n}: {float(self.input_probability[i]):.0%}"
                     for n, i in zip(names, self.input_indices, strict=True)
                 ]
-                lines.append(f"selected in how many of {self.num_chains} runs: {', '.join(shares[:12])}")
+                lines.append(f"how often in {self.num_chains} runs: {', '.join(shares[:12])}")
         for name, mask in self.masks.items():
             shape = " x ".join(str(size) for size in mask.shape) or "1"
             units = f", {int(mask.flatten(1).any(1).sum())} of {len(mask)} units" if mask.dim() > 1 else ""
