@@ -88,7 +88,7 @@ def anneal(
     num_chains: int = 1,
     seed: int = 0,
     input_names: Sequence[str] | None = None,
-    progress: bool = True,
+    progress: bool | str = True,
 ) -> Run:
     """Samples a Pyro model by prior annealing with minibatch SGHMC (Algorithm 1 of the paper, without the refit).
 
@@ -103,7 +103,7 @@ def anneal(
             from fresh random weights; without a train phase all start from the weights given.
         seed: of start values, batches and noise; the global generator is neither used nor changed.
         input_names: of the columns of the first argument.
-        progress: whether to show a bar.
+        progress: whether to show a bar; a text stands in front of it.
 
     Raises:
         TypeError, ValueError: before the run, naming the argument, site or plate, the rule and the value.
@@ -125,10 +125,11 @@ def anneal(
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = _Table(schedule, position)
     ended: list[_Chain] = []
-    with tqdm(total=schedule.num_steps * num_chains, disable=not progress, unit="step", smoothing=0.02) as bar:
+    total, label = schedule.num_steps * num_chains, progress if isinstance(progress, str) else ""
+    with tqdm(total=total, disable=not progress, unit="step", smoothing=0.02) as bar:
         for chain, position in enumerate(starts):
             try:
-                ended.append(_run_chain(potential, table, position, seed, chain, num_draws, bar))
+                ended.append(_run_chain(potential, table, position, seed, chain, num_draws, label, bar))
             except NonFiniteError as error:
                 error.run = _run(spec, schedule, seed, names, ended) if ended else None
                 raise
@@ -159,14 +160,14 @@ class _Chain:
 
 
 def _run_chain(
-    potential: Potential, table: _Table, position: Tensor, seed: int, chain: int, num_draws: int, bar: Any
+    potential: Potential, table: _Table, position: Tensor, seed: int, chain: int, num_draws: int, label: str, bar: Any
 ) -> _Chain:
     spec, schedule = potential.spec, table.schedule
     state = sghmc.init(position)
     noise = Noise(seed, chain, position.device)
     batches = _batches(spec, seed, chain, position)
     decayed = spec.layout.flat({s.name: float(s.kind != "latent") for s in spec.layout.sites}, 0.0, position)
-    recorder = _Recorder(spec, schedule, num_draws, chain, position)
+    recorder = _Recorder(spec, schedule, num_draws, chain, label, position)
     for step, controls in enumerate(table.controls):
         tempering = table.tempering(step)
         with _random_numbers(potential, seed, chain, step, position.device):
@@ -190,8 +191,12 @@ def _run_chain(
 class _Recorder:
     """Draws, their statistics, and the way of one chain as the progress bar shows it."""
 
-    def __init__(self, spec: Specification, schedule: PriorAnnealing, num_draws: int, chain: int, like: Tensor) -> None:
-        self._spec, self._schedule, self._number = spec, schedule, chain
+    def __init__(
+        self, spec: Specification, schedule: PriorAnnealing, num_draws: int, chain: int, label: str, like: Tensor
+    ) -> None:
+        self._spec, self._schedule = spec, schedule
+        parts = [label] * bool(label) + [f"chain {chain + 1}"] * bool(chain)
+        self._label = f"{', '.join(parts)}: " if parts else ""
         self._thresholds = spec.layout.thresholds(like)
         self._draw_steps = frozenset(_draw_steps(schedule, num_draws))
         self._period = max(1, schedule.num_steps // 200)
@@ -209,8 +214,7 @@ class _Recorder:
     def look(self, step: int, controls: Controls, evaluation: Evaluation, position: Tensor, bar: Any) -> None:
         self._loss = _loss(evaluation, self._spec)
         self._kept = int((position.abs() > self._thresholds).sum())
-        chain = f" (chain {self._number + 1})" if self._number else ""
-        bar.set_description_str(f"{self._schedule.phase(step)[0]:>6}{chain}", refresh=False)
+        bar.set_description_str(f"{self._label}{self._schedule.phase(step)[0]:>6}", refresh=False)
         bar.set_postfix_str(f"loss {self._loss:.3f}, kept {self._kept:,}", refresh=False)
         if step % self._period == 0:
             self._history.append((step, *controls, self._loss, self._kept))

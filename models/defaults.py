@@ -11,11 +11,12 @@ SLAB_SCALE = 1.0
 FINAL_THRESHOLD = 0.1  # in units of the layer's largest initial weight
 
 
-def default_prior(module: nn.Module, num_data: int) -> dict[str, SpikeSlab]:
+def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) -> dict[str, SpikeSlab]:
     r"""Spike-and-slab laws by parameter name, one for each layer (a weight and its bias).
 
-    A weight kept costs :math:`c = \frac12 \log n + \log C` nats in all, with :math:`C` the number of weights of its layer
-    (an extended BIC), and :math:`\log p` more in the first layer of p inputs. With :math:`b` the layer's largest initial
+    A weight kept costs :math:`c = \frac12 \log n` nats in all (BIC) where the inputs are known to matter. Where they are
+    to be found it costs :math:`\log C` more, with :math:`C` the number of weights of its layer (an extended BIC), and
+    :math:`\log p` more still in the first layer of p inputs. With :math:`b` the layer's largest initial
     weight, the inclusion threshold starts at 3 b, so that no weight is outside the spike before the data say so (at most 0.6
     where layers are narrow, but never under 1.5 b), and ends at 0.1 b. With a slab of scale 1 this fixes the rest:
     :math:`\sigma_0^{-2} = 2 c / (0.1 b)^2 + 1` and :math:`\log((1 - \lambda) / \lambda) = c - \log(1 / \sigma_0)`. The
@@ -24,6 +25,7 @@ def default_prior(module: nn.Module, num_data: int) -> dict[str, SpikeSlab]:
     Args:
         module: the network, with its start values; data are taken to be of about unit variance.
         num_data: rows, >= 2.
+        select_inputs: whether some inputs may not matter.
 
     Raises:
         ValueError: where ``num_data`` is smaller.
@@ -37,8 +39,10 @@ def default_prior(module: nn.Module, num_data: int) -> dict[str, SpikeSlab]:
     for depth, parameters in enumerate(layers.values()):
         widest = max((p for _, p in parameters), key=lambda p: p.numel())
         largest = max(float(p.detach().abs().max()) for _, p in parameters)
-        cost = 0.5 * math.log(num_data) + math.log(widest.numel())
-        if depth == 0:  # which inputs matter is a choice of its own
+        cost = 0.5 * math.log(num_data)
+        if select_inputs:
+            cost += math.log(widest.numel())
+        if select_inputs and depth == 0:  # which inputs matter is a choice of its own
             cost += math.log(widest[0].numel())
         law = _law(largest if largest > 0 else 1.0, cost, num_data).to(widest.detach())
         laws.update({name: law for name, _ in parameters})

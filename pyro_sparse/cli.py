@@ -22,13 +22,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-MIN_STEPS = 400  # as many as 100 draws of a cooling phase need
+MIN_STEPS = 400
 
 Out = Annotated[Path, typer.Option(help="Folder for everything that is written.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the held-out rows and of the run.")]
 Device = Annotated[str, typer.Option(help="Device that PyTorch computes on, such as cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads on the CPU; the same number, the same answer.")]
-Steps = Annotated[int | None, typer.Option(min=MIN_STEPS, help="Annealing steps in all.", show_default="20000")]
+Steps = Annotated[int | None, typer.Option(min=MIN_STEPS, help="Annealing steps a round.", show_default="11000")]
 
 
 @app.command()
@@ -43,7 +43,7 @@ def fit(
         bool, typer.Option("--strict", help="Refuse rows with blanks, instead of dropping them.")
     ] = False,
     ignore: Annotated[list[str] | None, typer.Option(help="Column that is no input; may be given again.")] = None,
-    chains: Annotated[int, typer.Option(min=1, help="Independent runs: how often each input is selected.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Independent runs: how often each input is selected.")] = 3,
     steps: Steps = None,
     threads: Threads = 1,
 ) -> None:
@@ -58,7 +58,7 @@ def fit(
         table = prepare(read_csv(data), target, strict, ignore or [])
         train, test = table.split(holdout, seed)
         _use(device, threads)
-        _fit_and_report(data.name, train, test, _regressor(seed, device, chains, steps, len(train.target)), out)
+        _fit_and_report(data.name, train, test, _regressor(seed, device, seeds, steps, len(train.target)), out)
 
 
 @app.command()
@@ -129,10 +129,10 @@ def _use(device: str, threads: int) -> None:
         raise ValueError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from error
 
 
-def _regressor(seed: int, device: str, chains: int, steps: int | None, num_rows: int) -> "SparseRegressor":
+def _regressor(seed: int, device: str, seeds: int, steps: int | None, num_rows: int) -> "SparseRegressor":
     from pyro_sparse.estimators import SparseRegressor
 
-    estimator = SparseRegressor(num_chains=chains, random_state=seed, device=device, progress=sys.stderr.isatty())
+    estimator = SparseRegressor(num_runs=seeds, random_state=seed, device=device, progress=sys.stderr.isatty())
     if steps is not None:
         estimator.schedule = _shortened(steps, num_rows)
     return estimator

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
+from pyro_sparse.estimators import SparseEstimator
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.schedule import PHASES, PriorAnnealing
@@ -123,13 +124,13 @@ def plot_annealing(run: Run) -> "Figure":
 
 
 @_styled
-def plot_inclusion(source: Structure | xr.Dataset, names: Sequence[str] | None = None) -> "Figure":
+def plot_inclusion(source: Structure | xr.Dataset | SparseEstimator, names: Sequence[str] | None = None) -> "Figure":
     """Which inputs are selected, the first 30 of them.
 
-    With several chains: in which share of them each input is selected. With one, the kept weights that leave each input.
+    With several runs: in which share of them each input is selected. With one, the kept weights that leave each input.
 
     Args:
-        source: a Structure, or what ``mipp`` returns.
+        source: a Structure, what ``mipp`` returns, or a fitted estimator.
         names: one an input, its own where left out; inputs that share a name are shown as one.
     """
     from matplotlib.ticker import MaxNLocator
@@ -324,8 +325,13 @@ def _robust_limits(values: Array) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _inclusion(source: Structure | xr.Dataset) -> tuple[Array, Array | None, int, list[str]]:
+def _inclusion(source: Structure | xr.Dataset | SparseEstimator) -> tuple[Array, Array | None, int, list[str]]:
     """Share of runs an input is selected in, kept weights that leave it, number of runs, names."""
+    if isinstance(source, SparseEstimator):
+        weights = np.zeros(source.n_features_in_, dtype=int)
+        weights[source.columns_] = _weights_leaving(source.structure_)
+        own = getattr(source, "feature_names_in_", [f"x{i}" for i in range(len(weights))])
+        return source.inclusion_probability_, weights, len(source.supports_), [str(name) for name in own]
     if isinstance(source, Structure):
         share = source.input_probability.cpu().numpy()
         return share, _weights_leaving(source), source.num_chains, _own_names(source)

@@ -92,7 +92,7 @@ def selected_inputs(estimator: SparseRegressor, encoding: Encoding) -> list[str]
 
 
 def selected_in_runs(estimator: SparseRegressor, encoding: Encoding) -> dict[str, float]:
-    """Share of the annealing runs that select each input; of text, the level that is selected most often."""
+    """Share of the runs that select each input; of text, the level that is selected most often."""
     shares: dict[str, float] = {}
     for name, share in zip(encoding.owners, estimator.inclusion_probability_, strict=True):
         shares[str(name)] = max(shares.get(str(name), 0.0), float(share))
@@ -112,7 +112,8 @@ def _metrics(train: Table, test: Table, estimator: SparseRegressor, predictions:
         "inputs": [column.name for column in train.encoding.columns],
         "left_out": train.left_out,
         "selected": selected_inputs(estimator, train.encoding),
-        "runs": structure.num_chains,
+        "runs": len(estimator.supports_),
+        "rounds": estimator.num_rounds_,
         "selected_in_runs": selected_in_runs(estimator, train.encoding),
         "weights": {"kept": structure.num_kept, "of": structure.num_weights},
         "converged": estimator.fit_.converged,
@@ -232,7 +233,7 @@ def _certainty(runs: int, shares: dict[str, float]) -> str:
     for name, share in shares.items():
         counts.setdefault(round(share * runs), []).append(name)
     said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
-    return f"{'; '.join(said) or f'nothing in any of {runs} runs'}; selected is what the best fitting run reads"
+    return f"{'; '.join(said) or f'nothing in any of {runs} runs'}; selected are those of the run that fits best for its size"
 
 
 def _comparison(metrics: dict[str, Any]) -> list[str]:
@@ -349,7 +350,7 @@ def pictures(study: Study) -> dict[str, Any]:
     drawn = {
         "schedule.png": plots.plot_schedule(run.schedule, next(iter(run.priors.values()))),
         "annealing.png": plots.plot_annealing(run),
-        "inclusion.png": plots.plot_inclusion(estimator.structure_, study.train.encoding.owners),
+        "inclusion.png": plots.plot_inclusion(estimator, study.train.encoding.owners),
         "network.png": plots.plot_network(estimator.fit_),
     }
     if len(study.predictions):

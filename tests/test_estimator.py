@@ -59,7 +59,7 @@ def test_exactly_the_inputs_that_act_are_found(found: ps.SparseRegressor) -> Non
     assert found.get_feature_names_out().tolist() == ["x3", "x7"]
     assert found.feature_names_in_.tolist() == list(FRAME) and found.n_features_in_ == 10
     assert found.transform(FRAME).shape == (500, 2) and np.array_equal(found.transform(FRAME), X[:, [3, 7]])
-    assert found.fit_.converged and "2 of 10 inputs selected: x3, x7" in str(found.structure_)
+    assert found.fit_.converged and found.columns_.tolist() == [3, 7] and found.num_rounds_ == 2
 
 
 def test_it_predicts_near_the_function_in_the_responses_own_units(found: ps.SparseRegressor) -> None:
@@ -117,8 +117,8 @@ def test_saved_and_loaded_it_predicts_the_same(found: ps.SparseRegressor, tmp_pa
     with pytest.raises(ValueError, match="feature names should match"):
         again.predict(FRAME[FRAME.columns[::-1]])
     files = sorted(path.name for path in (tmp_path / "fit").iterdir())
-    assert files == ["fit.json", "fit.npz", "regressor.json"]
-    json.loads((tmp_path / "fit" / "regressor.json").read_text())
+    assert files == ["estimator.json", "fit.json", "fit.npz"]
+    json.loads((tmp_path / "fit" / "estimator.json").read_text())
     with np.load(tmp_path / "fit" / "fit.npz", allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "bfiu" for name in file.files)
 
@@ -166,7 +166,8 @@ def test_parameters_are_kept_as_given() -> None:
         "activation": "relu",
         "schedule": TINY,
         "batch_size": 30,
-        "num_chains": 2,
+        "rounds": 1,
+        "num_runs": 2,
         "random_state": 4,
         "device": "cpu",
         "progress": False,
@@ -174,7 +175,7 @@ def test_parameters_are_kept_as_given() -> None:
     est = ps.SparseRegressor(**options)
     assert est.get_params() == options and clone(est).get_params() == options
     est.fit(X[:100], Y[:100])
-    assert est.get_params() == options and est.run_.positions.shape[0] == 2 and est.run_.spec.batch_size == 30
+    assert est.get_params() == options and est.supports_.shape == (2, 10) and est.run_.spec.batch_size == 30
     assert est.fit_.module().layer2.weight.shape == (3, 5)
     assert set(est.inclusion_probability_.tolist()) <= {0.0, 0.5, 1.0}
     assert "not fitted" in str(catch(clone(est)))
