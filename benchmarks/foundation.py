@@ -7,12 +7,10 @@ Prints one JSON line a run and appends it to benchmarks/results/foundation.jsonl
 """
 
 import argparse
-import json
 import os
-import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
+from common import RESULTS, Row, append_row
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LassoCV, LinearRegression
 from sklearn.model_selection import KFold
@@ -30,8 +29,7 @@ from sklearn.preprocessing import StandardScaler
 import pyro_sparse as ps
 from pyro_sparse.datasets import paper_regression
 
-RESULTS = Path(__file__).parent / "results" / "foundation.jsonl"
-Row = dict[str, Any]
+OUTPUT = RESULTS / "foundation.jsonl"
 
 
 def on_fresh_points(table: Any, f: np.ndarray, y: np.ndarray) -> Row:
@@ -133,25 +131,12 @@ PARTS: dict[str, tuple[Callable[[int], Row], int]] = {
 }
 
 
-def environment() -> Row:
-    """Versions and hardware of this machine."""
-    cpu = next((line.split(":")[1].strip() for line in _cpu_lines() if "model name" in line), platform.machine())
-    versions = {"torch": torch.__version__, "pyro": pyro.__version__, "pyro_sparse": ps.__version__}
-    return versions | {"python": platform.python_version(), "cpu": cpu, "threads": torch.get_num_threads()}
-
-
-def _cpu_lines() -> Iterator[str]:
-    path = Path("/proc/cpuinfo")
-    return iter(path.read_text().splitlines()) if path.exists() else iter(())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all of them where left out")
     parser.add_argument("--seeds", type=int, nargs="*", help="instead of 1, 2, 3, ...")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    RESULTS.parent.mkdir(exist_ok=True)
     for name in arguments.parts or PARTS:
         part, num_seeds = PARTS[name]
         if name == "eye200" and "PYRO_SPARSE_DATA" not in os.environ:
@@ -164,10 +149,7 @@ def main() -> None:
                 row = part(seed)
             row = {"part": name, "seed": seed} | row | {"seconds": round(time.perf_counter() - begun, 1)}
             row["warnings"] = sorted({str(w.message) for w in caught})[:3]
-            line = json.dumps(row | {"environment": environment()})
-            print(json.dumps(row), flush=True)
-            with RESULTS.open("a") as file:
-                file.write(line + "\n")
+            append_row(OUTPUT, row)
 
 
 if __name__ == "__main__":

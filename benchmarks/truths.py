@@ -72,7 +72,7 @@ def run(truth: str, num_rows: int, seed: int, family: str) -> None:
 def table(rows: list[Row]) -> str:
     """Means over seeds."""
     lines = [
-        "| truth | rows | family | seeds | exact | false | missed | excess | coverage | x0 < -1 | x0 > 1 | of the mean | width |",
+        "| truth | rows | family | seeds | exact | false | missed | excess | coverage | x0 < -1 | x0 > 1 | of mean | width |",
         "|" + "---|" * 13,
     ]
     keys = sorted({(list(TRUTHS).index(r["truth"]), r["num_rows"], r["family"]) for r in rows})

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -19,16 +18,19 @@ import xarray as xr
 from torch import Tensor, nn
 
 from pyro_sparse.inference import structure as structures
+from pyro_sparse.inference.compaction import Compacted, compacted
+from pyro_sparse.inference.family import FAMILIES, Family, Normal, Poisson
 from pyro_sparse.inference.inspection import Model, Specification, inspect
 from pyro_sparse.inference.intervals import FisherInformation, fisher_information
 from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.potential import Potential
-from pyro_sparse.inference.response import Response
+from pyro_sparse.inference.response import Of, Response
 from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.models.layers import evaluating
 
 ROUND = 50  # iterations between two evaluations of the metric
+_INFORMATION = ("dispersion", "prediction_error", "degrees_of_freedom", "rank")
 _SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised")
 MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
 
@@ -56,25 +58,65 @@ class Fit:
     num_iterations: int
     penalised: bool
     free: Tensor = field(repr=False)  # the coordinates that were fitted
-    values_at: Callable[[Tensor], dict[str, Tensor]] = field(repr=False)
     data: tuple[Tensor, ...] = field(repr=False)
-    relative_precision: Tensor = field(repr=False)  # of the free coordinates, per unit of noise precision
+    precision: Tensor = field(repr=False)  # of the prior of the free coordinates
 
     @property
     def layout(self) -> Layout:
         return self.response.spec.layout
 
+    def values_at(self, free: Tensor) -> dict[str, Tensor]:
+        """The value of every site of the model where the fitted coordinates are ``free``."""
+        where = self.structure.kept(free).nonzero().flatten()
+        return self.layout.constrained(free.new_zeros(self.layout.num_coordinates).scatter(0, where, free))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The small model is made of local functions, and made again when it is needed.
+        return {name: value for name, value in self.__dict__.items() if name != "_small"}
+
     @cached_property
-    def _jacobian(self) -> Tensor:
-        return self.response.jacobian(self.values_at, self.free, self.data)
+    def _small(self) -> tuple[Response, Compacted]:
+        """The response on the small networks, which computes the same and costs less."""
+        small = compacted(self.response.spec, self.structure.kept(self.free))
+        return Response(small.spec, self.response.site), small
+
+    @cached_property
+    def family(self) -> Family:
+        """Of the response.
+
+        Raises:
+            ValueError: where it is none that intervals are known for.
+        """
+        return self.response.family(self.values)
+
+    def mean(self, law: Any) -> Tensor:
+        """Mean of the response, or probabilities of its classes, under its law."""
+        return self.family.mean(self.family.score(self.family.link(law)))
+
+    def evaluate(self, of: Of, inputs: tuple[Tensor, ...]) -> Tensor:
+        """``of(law)`` of the law of the response at every row of the inputs."""
+        response, small = self._small
+        return response.evaluate(of, small.values(self.free), inputs)
+
+    def jacobian(self, of: Of, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Derivatives (rows, q, weights) of ``of(law)`` (rows, q) over the free coordinates that matter."""
+        return self._all_derivatives(of, inputs)[..., self.matters]
+
+    def _all_derivatives(self, of: Of, inputs: tuple[Tensor, ...]) -> Tensor:
+        response, small = self._small
+        return response.jacobian(of, small.values, self.free, inputs)
+
+    @cached_property
+    def _link_jacobian(self) -> Tensor:
+        return self._all_derivatives(self.family.link, self.data)
 
     @cached_property
     def matters(self) -> Tensor:
-        """Which free coordinates belong to the mean: a noise scale does not.
+        """Which free coordinates belong to the link parameters: one noise scale for all rows does not.
 
-        A kept weight that moves it at no training row (its input is constant, its unit dead) may do so at a new one.
+        A kept weight that moves them at no training row (its input is constant, its unit dead) may do so at a new one.
         """
-        moves = (self._jacobian != 0).any(0)
+        moves = (self._link_jacobian != 0).flatten(0, 1).any(0)
         if len(self.response.spec.observed) > 1:  # the weight may belong to another response
             return moves
         weights = self.layout.flat(dict.fromkeys(self.structure.masks, True), False, self.free)
@@ -82,19 +124,28 @@ class Fit:
 
     @cached_property
     def information(self) -> FisherInformation:
-        """The Fisher information of the kept weights, with the noise variance.
+        """The Fisher information of the kept weights.
 
         Raises:
-            ValueError: where the response is not one normal number a row, of one scale.
+            ValueError: where the response is none that intervals are known for.
         """
-        residuals = self.response.residuals(self.values, self.data)
-        # The penalty is relative to the noise variance of the model itself, by which the likelihood was weighed.
-        return fisher_information(self._jacobian[:, self.matters], residuals, self.relative_precision[self.matters])
+        link, response = self.evaluate(self.family.link, self.data), self.response.observed(self.values)
+        rooted = self.family.root(link).mT @ self._link_jacobian[..., self.matters]
+        information = fisher_information(rooted, self.precision[self.matters], self.family.residuals(link, response))
+        if isinstance(self.family, Poisson):
+            _warn_of_overdispersion(*self.family.overdispersion(link, response, information.rank))
+        return information
 
     @property
     def noise_variance(self) -> float:
-        """sigma-hat squared."""
-        return self.information.noise_variance
+        """sigma-hat squared, of a normal response with one scale for all rows.
+
+        Raises:
+            ValueError: for any other response.
+        """
+        if not isinstance(self.family, Normal):
+            raise ValueError(f"only a normal response with one scale has a noise variance, got {self.family.name}")
+        return self.information.dispersion * self.family.scale**2
 
     def module(self, name: str | None = None) -> nn.Module:
         """The network with its fitted weights, zeros in place: a plain module.
@@ -123,7 +174,7 @@ class Fit:
     def covariance(self) -> xr.DataArray:
         """Covariance of the kept weights, theorem 2.1, dims ("weight", "weight_"), labelled as in ``layer1.weight[3, 5]``."""
         factor = self.information.factor
-        matrix = self.information.noise_variance * (factor @ factor.T)
+        matrix = self.information.dispersion * (factor @ factor.T)
         kept = self.structure.kept(self.free).nonzero().flatten()[self.matters]
         labels = [
             f"{site.name}[{', '.join(str(i) for i in np.unravel_index(number, site.shape))}]"
@@ -145,20 +196,19 @@ class Fit:
         arrays = {f"value/{name}": value for name, value in self.values.items()}
         arrays |= {f"mask/{name}": mask for name, mask in self.structure.masks.items()}
         arrays |= {f"information/{name}": getattr(information, name) for name in ("factor", "scale", "leverages")}
-        arrays |= {name: getattr(self, name) for name in ("free", "matters", "relative_precision")}
+        arrays |= {name: getattr(self, name) for name in ("free", "matters", "precision")}
         arrays |= {name: getattr(self.structure, name) for name in ("input_probability", "reads")}
         np.savez(
             folder / "fit.npz", allow_pickle=False, **{name: array.cpu().numpy() for name, array in arrays.items()}
         )
         settings = {
             "fit": {name: getattr(self, name) for name in _SCALARS},
-            "information": {
-                name: getattr(information, name) for name in ("noise_variance", "degrees_of_freedom", "rank")
-            },
+            "information": {name: getattr(information, name) for name in _INFORMATION},
             "structure": {"input_names": self.structure.input_names, "num_chains": self.structure.num_chains},
             "spec": {name: getattr(spec, name) for name in ("num_data", "batch_size", "subsamples_itself")}
             | {"plates": sorted(spec.plates)},
             "site": self.response.site,
+            "family": {"name": self.family.name} | dataclasses.asdict(self.family),
         }
         (folder / "fit.json").write_text(json.dumps(settings, indent=2))
 
@@ -200,18 +250,18 @@ class Fit:
             settings["structure"]["num_chains"],
             layout,
         )
-        where = structure.kept(arrays["free"]).nonzero().flatten()
         fit = cls(
             structure=structure,
             values=values,
             response=Response(spec, settings["site"]),
             free=arrays["free"],
-            values_at=_values_at(layout, where),
             data=(),
-            relative_precision=arrays["relative_precision"],
+            precision=arrays["precision"],
             **settings["fit"],
         )
         # What it would compute from the training rows, which are not saved.
+        family = settings["family"]
+        fit.__dict__["family"] = FAMILIES[family.pop("name")](**family)
         fit.__dict__["matters"] = arrays["matters"]
         fit.__dict__["information"] = FisherInformation(**(group("information/") | settings["information"]))
         return fit
@@ -238,10 +288,10 @@ def refit(
 ) -> Fit:
     """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
 
-    It works in double precision where the model can be converted and, for a normal response, in the metric of the Fisher
-    information. Sites without a spike-and-slab prior are fitted with their own priors. The likelihood alone often has no
-    finite maximum (a tanh unit may saturate for ever), so the slab's normal stays in, at a scale of at least 1: its weight
-    vanishes as 1 / n.
+    It works in double precision where the model can be converted, in the metric of the Fisher information, and on the small
+    networks that the kept weights leave. Sites without a spike-and-slab prior are fitted with their own priors. The
+    likelihood alone often has no finite maximum (a tanh unit may saturate for ever, classes may be separable), so the
+    slab's normal stays in, at a scale of at least 1: its weight vanishes as 1 / n.
 
     Args:
         run, structure: from :func:`anneal` and :func:`select`.
@@ -257,44 +307,41 @@ def refit(
         ValueError: for a model that subsamples itself by a size that does not divide its rows: no set of its batches
             weighs every row once.
     """
-    spec = _in_double(run.spec)
-    try:
-        if not spec.data:
-            raise RuntimeError("data from a closure stay in single precision")
-        potential, start = _potential(spec, structure, torch.float64)
-    except RuntimeError:  # the model computes with tensors of its own, which are not ours to convert
-        spec = _on_all_rows(run.spec)
-        potential, start = _potential(spec, structure, run.positions.dtype)
-    layout, batches = spec.layout, _every_row_once(spec)
+    start = run.spec.layout.unconstrained({name: value.double() for name, value in structure.values.items()})
     kept = structure.kept(start)
-    precision = _slab_precision(layout, start, kept) if keep_slab else torch.zeros_like(start)
+    small = compacted(_in_double(run.spec), kept)
+    start = start[kept]
+    try:
+        if not run.spec.data:
+            raise RuntimeError("data from a closure stay in single precision")
+        potential = _potential(small, start)
+    except RuntimeError:  # the model computes with tensors of its own, which are not ours to convert
+        small = compacted(_on_all_rows(run.spec), kept)
+        start = start.to(run.positions.dtype)
+        potential = _potential(small, start)
+    spec, batches = small.spec, _every_row_once(small.spec)
+    precision = _slab_precision(run.spec.layout, start, kept)[kept] if keep_slab else torch.zeros_like(start)
     tempering = potential.tempering(0.0, 1.0, 0.0, start)
 
-    where = kept.nonzero().flatten()
-    values_at = _values_at(layout, where)
-
     def objective(free: Tensor) -> tuple[float, Tensor]:
-        position = torch.zeros_like(start).scatter(0, where, free)
-        with evaluating(layout.modules()):  # where the program is the model itself, run eagerly
-            parts = [potential(position, tempering, indices) for indices in batches]
+        with evaluating(spec.layout.modules()):  # where the program is the model itself, run eagerly
+            parts = [potential(small.position(free), tempering, indices) for indices in batches]
         loss = spec.num_data * torch.stack([part.mean_potential for part in parts]).mean()
         gradient = spec.num_data * torch.stack([part.mean_gradient for part in parts]).mean(0)
-        loss = loss + 0.5 * (precision * position.square()).sum()
-        return float(loss), (gradient + precision * position)[kept]
+        loss = loss + 0.5 * (precision * free.square()).sum()
+        return float(loss), small.of_free(gradient) + precision * free
 
     response = Response(spec, site)
-    free, distance, iterations = start[kept], math.inf, 0
+    free, distance, iterations = start, math.inf, 0
     while iterations < max_iterations and distance > tolerance:
-        metric = _metric(response, values_at, free, precision[kept])
+        metric = _metric(response, small, free, precision)
         steps = min(ROUND, max_iterations - iterations)
         free, distance, taken = _minimise(objective, free, metric, steps, tolerance)
         iterations += taken
         if not taken:
             break
-    fitted = {name: value.detach() for name, value in values_at(free).items()}
-    end = layout.unconstrained(fitted)
-    with evaluating(layout.modules()):
-        final = [potential(end, tempering, indices) for indices in batches]
+    with evaluating(spec.layout.modules()):
+        final = [potential(small.position(free), tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
     if distance > tolerance and max_iterations:
         warnings.warn(
@@ -303,31 +350,22 @@ def refit(
             "schedule with sample_steps and average over draws, ps.predict(run, x)",
             stacklevel=2,
         )
-    noise = _model_noise_variance(response, fitted)
-    return Fit(
+    whole = dataclasses.replace(spec, model=run.spec.model, layout=run.spec.layout)
+    fit = Fit(
         structure,
-        fitted,
-        response,
+        {},
+        Response(whole, site),
         loss,
         distance <= tolerance,
         distance,
         iterations,
         keep_slab,
         free,
-        values_at,
         spec.data,
-        precision[kept] * noise,
+        precision,
     )
-
-
-def _values_at(layout: Layout, where: Tensor) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Values of all sites as a function of the free coordinates, which stand at ``where`` of the position."""
-
-    return functools.partial(_values_of, layout, where)
-
-
-def _values_of(layout: Layout, where: Tensor, free: Tensor) -> dict[str, Tensor]:
-    return layout.constrained(free.new_zeros(layout.num_coordinates).scatter(0, where, free))
+    fit.values.update(fit.values_at(free))
+    return fit
 
 
 def _minimise(
@@ -359,28 +397,39 @@ def _minimise(
     return position(found.x), float(np.abs(found.jac).max(initial=0.0)), int(found.nit)
 
 
-def _metric(
-    response: Response, values_at: Callable[[Tensor], dict[str, Tensor]], free: Tensor, precision: Tensor
-) -> Tensor:
-    """The Fisher information of all rows at ``free`` where the response is normal, else the number of rows."""
+def _metric(response: Response, small: Compacted, free: Tensor, precision: Tensor) -> Tensor:
+    """The Fisher information of all rows at ``free`` where the family of the response is known, else their number."""
     data, num_data = response.spec.data, response.spec.num_data
     identity = num_data * torch.eye(len(free)).to(free)
-    if not data or len(free) > MAX_METRIC or not response.is_normal(values_at(free)):
+    if not data or len(free) > MAX_METRIC:
         return identity
-    jacobian = response.jacobian(values_at, free, data)
-    noise = _model_noise_variance(response, values_at(free))
-    metric = jacobian.T @ jacobian / noise + precision.diag()
-    # A coordinate that does not move the mean (a noise scale) has curvature of order 1 a row.
-    return metric + (num_data * (jacobian == 0).all(0) + 1e-9 * metric.diagonal().mean()).diag()
+    try:
+        family = response.family(small.values(free))
+    except ValueError:
+        return identity
+    jacobian = response.jacobian(family.link, small.values, free, data)
+    root = family.root(response.evaluate(family.link, small.values(free), data))
+    rooted = (root.mT @ jacobian).flatten(0, 1)
+    metric = rooted.T @ rooted + precision.diag()
+    # A coordinate that moves no link parameter (a noise scale) has curvature of order 1 a row.
+    return metric + (num_data * (rooted == 0).all(0) + 1e-9 * metric.diagonal().mean()).diag()
 
 
-def _potential(spec: Specification, structure: Structure, dtype: torch.dtype) -> tuple[Potential, Tensor]:
-    """The traced potential of all rows, and the position that the structure's values stand at."""
-    start = spec.layout.unconstrained({name: value.to(dtype) for name, value in structure.values.items()})
-    batches = _every_row_once(spec)
-    with evaluating(spec.layout.modules()), warnings.catch_warnings():
+def _warn_of_overdispersion(ratio: float, deviations: float) -> None:
+    if ratio > 1.2 and deviations > 3:
+        warnings.warn(
+            f"the counts vary {ratio:.2g} times as much about their rates as Poisson counts: intervals are too narrow. Add "
+            "the inputs that are missing, or model log(1 + count) as a normal response",
+            stacklevel=3,
+        )
+
+
+def _potential(small: Compacted, free: Tensor) -> Potential:
+    """The traced potential of all rows."""
+    batches = _every_row_once(small.spec)
+    with evaluating(small.spec.layout.modules()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the model is run eagerly")  # which anneal has said already
-        return Potential(spec, start, (batches[0], batches[-1])), start
+        return Potential(small.spec, small.position(free), (batches[0], batches[-1]))
 
 
 def _in_double(spec: Specification) -> Specification:
@@ -408,11 +457,3 @@ def _every_row_once(spec: Specification) -> list[Tensor]:
             "change it, or hand the model its batches (subsample_size=len(x))"
         )
     return list(rows.split(spec.batch_size))
-
-
-def _model_noise_variance(response: Response, values: dict[str, Tensor]) -> float:
-    """The variance by which the model weighs its residuals; 1 where its response has none of its own."""
-    size = 2 if response.spec.data else response.spec.num_data  # a closure shows all of its rows
-    node = response.node(values, response.spec.data, response.blocks(response.spec.num_data, size)[0])
-    scale = getattr(getattr(node["fn"], "base_dist", node["fn"]), "scale", None)
-    return float(scale.square().mean()) if isinstance(scale, Tensor) else 1.0

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.distributions import Independent, Normal
 from torch import Tensor
 
+from pyro_sparse.inference.family import Family, family_of, unwrapped
 from pyro_sparse.inference.inspection import Node, Specification
 from pyro_sparse.inference.potential import trace_with
 from pyro_sparse.models.layers import evaluating
+
+Of = Callable[[Any], Tensor]  # what is asked of the law of the observed site
 
 BLOCK = 8192  # rows evaluated at once
 NUMBERS_AT_ONCE = 2**23  # derivatives held at once
@@ -52,10 +54,15 @@ class Response:
         own = self.spec.batch_size or num_rows
         return list(torch.arange(-(-num_rows // own) * own, device=device).clamp(max=num_rows - 1).split(own))
 
-    def node(self, values: dict[str, Tensor], arguments: tuple[Tensor, ...], indices: Tensor) -> Node:
-        """The response's site on some rows of the model's arguments, its response left out or not."""
-        whole = self.spec.subsamples_itself
-        given = arguments if whole else tuple(item.index_select(0, indices) for item in arguments)
+    def _block(self, arguments: tuple[Tensor, ...], indices: Tensor) -> tuple[Tensor, ...]:
+        """A block of rows of the model's arguments; all of them for a model that subsamples itself."""
+        if self.spec.subsamples_itself or not arguments:
+            return arguments
+        first = int(indices[0])  # its rows follow each other, so that nothing need be copied
+        return tuple(item[first : first + len(indices)] for item in arguments)
+
+    def node(self, values: dict[str, Tensor], given: tuple[Tensor, ...], indices: Tensor) -> Node:
+        """The response's site on the given arguments of the model, its response left out or not."""
         absent = len(self.spec.data) - len(given)
         try:
             with evaluating(self.spec.layout.modules()):
@@ -80,34 +87,50 @@ class Response:
                 )
         return node
 
-    def mean(self, values: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        """Mean of the response at every row of the inputs."""
+    def evaluate(self, of: Of, values: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        """``of(law)`` (rows, ...), such as the link parameters of its family, at every row of the inputs."""
         num_rows = len(inputs[0])
         with torch.no_grad():
-            means = [self._mean(values, inputs, indices) for indices in self.blocks(num_rows, BLOCK)]
-        return torch.cat(means)[:num_rows]
+            blocks = self.blocks(num_rows, BLOCK)
+            parts = [self._evaluate(of, values, self._block(inputs, rows), rows) for rows in blocks]
+        return torch.cat(parts)[:num_rows]
 
-    def _mean(self, values: dict[str, Tensor], inputs: tuple[Tensor, ...], indices: Tensor) -> Tensor:
-        node = self.node(values, inputs, indices)
-        mean: Tensor = node["fn"].mean
-        return mean.expand(torch.broadcast_shapes(mean.shape, (len(indices), *mean.shape[1:])))
+    def _evaluate(self, of: Of, values: dict[str, Tensor], given: tuple[Tensor, ...], indices: Tensor) -> Tensor:
+        result = of(unwrapped(self.node(values, given, indices)["fn"]))
+        return result.expand(torch.broadcast_shapes(result.shape, (len(indices), *result.shape[1:])))
 
     def jacobian(
-        self, values_of: Callable[[Tensor], dict[str, Tensor]], free: Tensor, inputs: tuple[Tensor, ...]
+        self,
+        of: Of,
+        values_of: Callable[[Tensor], dict[str, Tensor]],
+        free: Tensor,
+        inputs: tuple[Tensor, ...],
     ) -> Tensor:
-        """Derivatives (rows, len(free)) of the mean at ``values_of(free)``."""
+        """Derivatives (rows, q, len(free)) of ``of(law)`` (rows, q) or (rows,) at ``values_of(free)``.
+
+        Raises:
+            ValueError: where a row depends on the others.
+        """
         if self.spec.subsamples_itself:  # its batch size is fixed, so it cannot be asked for one row
             blocks = self.blocks(len(inputs[0]), BLOCK)
-            parts = [torch.func.jacrev(lambda z, b=b: self._mean(values_of(z), inputs, b))(free) for b in blocks]
-            return torch.cat(parts)[: len(inputs[0])].detach()
+            parts = [
+                torch.func.jacrev(lambda z, b=b: self._evaluate(of, values_of(z), inputs, b))(free) for b in blocks
+            ]
+            whole = torch.cat(parts)[: len(inputs[0])].detach()
+            return whole.reshape(len(whole), -1, len(free))
 
-        def mean_of_row(z: Tensor, row: Tensor) -> Tensor:
-            return self._mean(values_of(z), inputs, row[None]).sum()
+        def of_row(z: Tensor, number: Tensor, *row: Tensor) -> tuple[Tensor, Tensor]:
+            result = self._evaluate(of, values_of(z), tuple(item[None] for item in row), number[None]).flatten()
+            return result, result
 
-        chunk = max(1, NUMBERS_AT_ONCE // max(1, self.spec.layout.num_coordinates))
-        by_row = torch.func.vmap(torch.func.grad_and_value(mean_of_row), in_dims=(None, 0), chunk_size=chunk)
-        jacobian, alone = by_row(free, torch.arange(len(inputs[0]), device=inputs[0].device))
-        together = self.mean(values_of(free), inputs)
+        values = values_of(free)
+        together = self.evaluate(of, values, inputs)
+        together = together.reshape(len(together), -1)
+        held = together.shape[1] * sum(value.numel() for value in values.values())
+        gradients = torch.func.jacrev(of_row, has_aux=True)
+        chunk = max(1, NUMBERS_AT_ONCE // max(1, held))
+        by_row = torch.func.vmap(gradients, in_dims=(None, 0, *[0] * len(inputs)), chunk_size=chunk)
+        jacobian, alone = by_row(free, torch.arange(len(inputs[0]), device=inputs[0].device), *inputs)
         if not torch.allclose(alone, together, rtol=1e-4, atol=1e-4 * float(together.abs().max())):
             raise ValueError(
                 f"the mean of a row of site '{self.site}' must not depend on the other rows, for an interval"
@@ -115,34 +138,27 @@ class Response:
         result: Tensor = jacobian.detach()
         return result
 
-    def check_normal(self, node: Node) -> None:
-        """Raises unless the response is one normal number a row, of the same scale in every row."""
-        if node["mask"] is not None and node["mask"] is not True:
-            raise ValueError(
-                f"intervals need every row, got a masked response at site '{self.site}': leave those rows out"
-            )
-        fn = node["fn"].base_dist if isinstance(node["fn"], Independent) else node["fn"]
-        if not isinstance(fn, Normal):
-            raise ValueError(f"intervals need a Normal response, got {type(fn).__name__} at site '{self.site}'")
-        if fn.loc.dim() != 1:
-            raise ValueError(f"intervals need one number a row, got shape {tuple(fn.loc.shape)} at site '{self.site}'")
-        if fn.scale.numel() > 1 and not bool(torch.allclose(fn.scale, fn.scale.flatten()[0])):
-            raise ValueError(f"intervals need one noise scale for all rows, got several at site '{self.site}'")
+    def family(self, values: dict[str, Tensor]) -> Family:
+        """The family of the response on the rows the model was run with.
 
-    def is_normal(self, values: dict[str, Tensor]) -> bool:
-        """Whether the response is one normal number a row."""
-        try:
-            self.check_normal(self.node(values, self.spec.data, self.blocks(len(self.spec.data[0]), BLOCK)[0]))
-        except ValueError:
-            return False
-        return True
-
-    def residuals(self, values: dict[str, Tensor], data: tuple[Tensor, ...]) -> Tensor:
-        """Observed less fitted, of every row of the data the model was run with."""
-        parts = []
-        for indices in self.blocks(len(data[0]), BLOCK):
+        Raises:
+            ValueError: for a law of no family known, more than one number a row, or masked rows.
+        """
+        laws = []
+        for indices in self.blocks(len(self.spec.data[0]), BLOCK):
             with torch.no_grad():
-                node = self.node(values, data, indices)
-                self.check_normal(node)
-                parts.append(node["value"] - node["fn"].mean)
+                node = self.node(values, self._block(self.spec.data, indices), indices)
+            if node["mask"] is not None and node["mask"] is not True:
+                raise ValueError(
+                    f"intervals need every row, got a masked response at site '{self.site}': leave those rows out"
+                )
+            laws.append(unwrapped(node["fn"]))
+        return family_of(laws, self.site)
+
+    def observed(self, values: dict[str, Tensor]) -> Tensor:
+        """The response in the rows the model was run with."""
+        data = self.spec.data
+        with torch.no_grad():
+            blocks = self.blocks(len(data[0]), BLOCK)
+            parts = [self.node(values, self._block(data, rows), rows)["value"] for rows in blocks]
         return torch.cat(parts)[: len(data[0])]

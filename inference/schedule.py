@@ -37,7 +37,8 @@ class PriorAnnealing:
     ====== ============== ================ =====================
 
     Args:
-        train_steps, power_steps, spike_steps, cool_steps, sample_steps: lengths of the phases, >= 0. Draws come from the
+        train_steps, power_steps, spike_steps, cool_steps, sample_steps: lengths of the phases, >= 0. A long train phase
+            overfits where inputs are many, and weights that have left the spike by then stay out of it. Draws come from the
             last one: after cooling they surround a mode, after sampling they are a posterior.
         learning_rate: step on the mean loss U / N, > 0; the paper's epsilon_t.
         friction: in (0, 1]; the momentum is ``1 - friction``.
@@ -51,10 +52,10 @@ class PriorAnnealing:
         ValueError: naming the argument, the rule and the value.
     """
 
-    train_steps: int = 1_000
-    power_steps: int = 4_000
-    spike_steps: int = 10_000
-    cool_steps: int = 5_000
+    train_steps: int = 500
+    power_steps: int = 2_000
+    spike_steps: int = 5_000
+    cool_steps: int = 1_000
     sample_steps: int = 0
     learning_rate: float = 4e-3
     friction: float = 0.1

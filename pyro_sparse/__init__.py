@@ -12,6 +12,7 @@ _HOME = {
     "NonFiniteError": "inference.sampler",
     "PriorAnnealing": "inference.schedule",
     "Run": "inference.sampler",
+    "SparseClassifier": "estimators",
     "SparseLinear": "models.layers",
     "SparseModule": "models.layers",
     "SparseNet": "models.layers",
@@ -22,9 +23,11 @@ _HOME = {
     "annealed": "models.annealed",
     "default_prior": "models.defaults",
     "mipp": "inference.selection",
-    "normal_regression": "models.regression",
+    "normal_regression": "models.glm",
+    "partial_dependence": "inference.effects",
     "predict": "inference.prediction",
     "refit": "inference.refit",
+    "regression_model": "models.glm",
     "select": "inference.selection",
     "sparsify": "models.layers",
     "to_arviz": "inference.trace",
@@ -32,7 +35,9 @@ _HOME = {
 __all__ = list(_HOME)
 
 if TYPE_CHECKING:
+    from pyro_sparse.estimators import SparseClassifier as SparseClassifier
     from pyro_sparse.estimators import SparseRegressor as SparseRegressor
+    from pyro_sparse.inference.effects import partial_dependence as partial_dependence
     from pyro_sparse.inference.kernel import SGHMC as SGHMC
     from pyro_sparse.inference.prediction import predict as predict
     from pyro_sparse.inference.refit import Fit as Fit
@@ -48,11 +53,12 @@ if TYPE_CHECKING:
     from pyro_sparse.inference.trace import to_arviz as to_arviz
     from pyro_sparse.models.annealed import annealed as annealed
     from pyro_sparse.models.defaults import default_prior as default_prior
+    from pyro_sparse.models.glm import normal_regression as normal_regression
+    from pyro_sparse.models.glm import regression_model as regression_model
     from pyro_sparse.models.layers import SparseLinear as SparseLinear
     from pyro_sparse.models.layers import SparseModule as SparseModule
     from pyro_sparse.models.layers import SparseNet as SparseNet
     from pyro_sparse.models.layers import sparsify as sparsify
-    from pyro_sparse.models.regression import normal_regression as normal_regression
     from pyro_sparse.models.spike_slab import SpikeSlab as SpikeSlab
 
     __version__: str

@@ -20,14 +20,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from pyro_sparse.inference.effects import partial_dependence
 from pyro_sparse.inference.prediction import predict
 from pyro_sparse.inference.refit import Fit, refit
 from pyro_sparse.inference.sampler import NonFiniteError, Run, anneal
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.selection import select
 from pyro_sparse.models.defaults import default_prior
-from pyro_sparse.models.layers import SparseNet, sparsify
-from pyro_sparse.models.regression import normal_regression
+from pyro_sparse.models.glm import regression_model
+from pyro_sparse.models.layers import SparseModule, SparseNet, sparsify
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +53,7 @@ class _Found:
         return num_data * self.fit.loss + 0.5 * math.log(num_data) * self.fit.structure.num_kept + choices
 
 
-class SparseEstimator(SelectorMixin, BaseEstimator):  # type: ignore[misc]
+class SparseEstimator(SelectorMixin, BaseEstimator):
     """What the two estimators share: inputs, rounds of annealing, runs from several seeds, the chosen fit, its file."""
 
     def __init__(
@@ -91,20 +92,17 @@ class SparseEstimator(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _one_run(self, X: Array, y: Tensor, seed: int, names: list[str], number: int) -> _Found:
-        """Anneals on all inputs, then on those that survived, until none is dropped.
-
-        The first round chooses inputs, so a weight is dear; the others choose weights among inputs that matter.
-        """
-        columns = np.arange(self.n_features_in_)
+        """Anneals to choose inputs until none is dropped, and then once more to choose weights among those."""
+        columns, choosing = np.arange(self.n_features_in_), True
         for round_number in itertools.count(1):
             label = f"run {number + 1} of {self.num_runs}, round {round_number}"
             data = (self._inputs(X, columns), y)
-            run = self._annealed(data, seed, [names[column] for column in columns], round_number == 1, label)
+            run = self._annealed(data, seed, [names[column] for column in columns], choosing, label)
             structure = select(run)
             survivors = columns[structure.reads.numpy()]
-            settled = len(survivors) == len(columns) and round_number > 1
-            if settled or not len(survivors) or round_number == self.rounds:
+            if not choosing or not len(survivors) or round_number == self.rounds:
                 break
+            choosing = len(survivors) < len(columns) and round_number + 1 != self.rounds
             columns = survivors
         return _Found(columns, run, refit(run, structure.with_biases()), round_number)
 
@@ -113,7 +111,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Run:
         """The run; where the default learning rate proves too large for the data (strongly correlated inputs), a smaller."""
         num_data = len(data[0])
-        schedule = default_schedule(num_data) if self.schedule is None else self.schedule
+        schedule = self._default_schedule(num_data) if self.schedule is None else self.schedule
         for attempts_left in (3, 2, 1, 0):
             try:
                 return anneal(
@@ -192,6 +190,34 @@ class SparseEstimator(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         new.structure_ = new.fit_.structure
         return new
 
+    def effects(self, X: Any, prob: float = 0.95, num_points: int = 20, num_rows: int = 200) -> pd.DataFrame:
+        """Direction and shape of what each selected input does: its partial dependence, with intervals.
+
+        Args:
+            X: (rows, inputs) over which the response is averaged, the training rows say; at most ``num_rows`` of them.
+            prob: probability content of the intervals, in (0, 1).
+            num_points: values of each input, evenly spaced between its quantiles of 5 and 95 %; all where it has few.
+            num_rows: evenly spaced rows that are used.
+
+        Returns:
+            Columns ``input``, ``value``, ``mean``, ``lower``, ``upper`` in units of inputs and response; for a classifier
+            the means are probabilities, and ``class`` says of which.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        rows = self._inputs(X[np.unique(np.linspace(0, len(X) - 1, num_rows).astype(int))], self.columns_)
+        tables = [pd.DataFrame(columns=["input", "value", "mean", "lower", "upper"])]
+        for name, column in zip(self.selected_inputs_, self.get_support(indices=True), strict=True):
+            values = _grid(X[:, column], num_points)
+            place = int(np.flatnonzero(self.columns_ == column)[0])
+            scaled = (values - self.x_mean_[column]) / self.x_scale_[column]
+            dependence = partial_dependence(self.fit_, rows, place, scaled, prob)
+            tables += self._effect_tables({"input": name, "value": values}, dependence)
+        return pd.concat(tables[1:] or tables, ignore_index=True)
+
+    def _effect_tables(self, labels: dict[str, Any], dependence: xr.Dataset) -> list[pd.DataFrame]:
+        raise NotImplementedError
+
     def _predicted(self, X: Any, prob: float) -> tuple[xr.Dataset, Any]:
         """The table of predictions of standardised inputs, and the index of their rows."""
         check_is_fitted(self)
@@ -202,10 +228,27 @@ class SparseEstimator(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     def _model(self, num_data: int, num_inputs: int, seed: int, select_inputs: bool) -> Any:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            net = SparseNet([num_inputs, *self.hidden, self._num_outputs()], self.activation)
+            net = SparseNet([num_inputs, *self.hidden, self._num_outputs()], self.activation).module
         prior = default_prior(net, num_data, select_inputs)
-        net = sparsify(net.module, prior).to(self.device)
-        return self._around(net, num_data)
+        return self._response_model(sparsify(net, prior).to(self.device), num_data)
+
+    def _default_schedule(self, num_data: int) -> PriorAnnealing:
+        return default_schedule(num_data)
+
+    def _num_outputs(self) -> int:
+        raise NotImplementedError
+
+    def _response_model(self, net: SparseModule, num_data: int) -> Any:
+        raise NotImplementedError
+
+    def _own_settings(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _set_own(self, settings: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _example_response(self) -> Tensor:
+        return torch.zeros(1)
 
     def _standardise(self, X: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -222,7 +265,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         return torch.as_tensor(values, dtype=torch.get_default_dtype(), device=self.device)
 
 
-class SparseRegressor(RegressorMixin, SparseEstimator):  # type: ignore[misc]
+class SparseRegressor(RegressorMixin, SparseEstimator):
     """Regression by a sparse Bayesian network: the few inputs that matter, and intervals that hold.
 
     Inputs and response are standardised; the noise scale is learned; the prior is derived from the network and the number
@@ -231,10 +274,12 @@ class SparseRegressor(RegressorMixin, SparseEstimator):  # type: ignore[misc]
     is never selected.
 
     Args:
+        family: law of the response around its mean: "normal" with one scale of the noise for all rows, "heteroscedastic",
+            a normal law whose scale is a second output of the network, or "poisson" for counts, by their log rate.
         hidden: widths of the hidden layers.
         activation: between the layers, as in :class:`SparseNet`.
-        schedule: a :class:`PriorAnnealing`; where left out, its defaults with learning rate 4e-3 sqrt(10,000 / rows) within
-            [4e-3, 1e-2].
+        schedule: a :class:`PriorAnnealing`; where left out, its defaults at learning rate
+            4e-3 sqrt(10,000 / rows) within [4e-3, 1e-2].
         batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows).
         rounds: annealing rounds at most, >= 1; as many as it takes until no input is dropped where left out.
         num_runs: independent runs from different seeds, each of all rounds. The one with the best extended BIC is kept;
@@ -248,16 +293,33 @@ class SparseRegressor(RegressorMixin, SparseEstimator):  # type: ignore[misc]
         inclusion_probability_: (n_features,) share of the runs that select each input.
         supports_: (num_runs, n_features) booleans, the inputs that each run selects.
         columns_: the columns that the last round chose among; the networks of ``run_`` and ``fit_`` read these.
+        num_rounds_: rounds of the run that was kept.
         run_, structure_, fit_: what the verbs returned in the last round, in standardised units.
-        noise_scale_: standard deviation of the noise, in units of the response.
+        noise_scale_: standard deviation of the noise in units of the response; None but for the normal family.
     """
+
+    def __init__(
+        self,
+        family: str = "normal",
+        hidden: tuple[int, ...] = (20, 10),
+        activation: str = "tanh",
+        schedule: PriorAnnealing | None = None,
+        batch_size: int | None = None,
+        rounds: int | None = None,
+        num_runs: int = 1,
+        random_state: Any = None,
+        device: str = "cpu",
+        progress: bool = False,
+    ) -> None:
+        super().__init__(hidden, activation, schedule, batch_size, rounds, num_runs, random_state, device, progress)
+        self.family = family
 
     def fit(self, X: Any, y: Any) -> Self:
         """Anneals, selects and refits.
 
         Args:
             X: (rows, inputs) numbers; a data frame gives its column names.
-            y: (rows,) numbers, not all the same.
+            y: (rows,) numbers, not all the same; counts for the Poisson family.
 
         Raises:
             ValueError: naming what is wrong with X or y.
@@ -266,7 +328,15 @@ class SparseRegressor(RegressorMixin, SparseEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
         if not np.ptp(y) > 0:
             raise ValueError(f"y must not be constant, got {y[0]:g} in all of {len(y)} rows")
-        self.y_mean_, self.y_scale_ = float(y.mean()), float(y.std())
+        if self.family not in _OUTPUTS:
+            raise ValueError(f"family must be one of {', '.join(_OUTPUTS)}, got {self.family!r}")
+        if self.family == "poisson":
+            wrong = y[(y < 0) | (y % 1 != 0)]
+            if len(wrong):
+                raise ValueError(f"y must hold counts 0, 1, 2, ... for the poisson family, got {wrong[0]:g}")
+            self.y_mean_, self.y_scale_, self.y_rate_ = 0.0, 1.0, float(y.mean())
+        else:
+            self.y_mean_, self.y_scale_, self.y_rate_ = float(y.mean()), float(y.std()), 1.0
         _check_scale("y", np.array([self.y_scale_]))
         return self._fit(X, self._tensor((y - self.y_mean_) / self.y_scale_), names)
 
@@ -286,25 +356,128 @@ class SparseRegressor(RegressorMixin, SparseEstimator):  # type: ignore[misc]
             table.index = index
         return table * self.y_scale_ + self.y_mean_
 
+    def _effect_tables(self, labels: dict[str, Any], dependence: xr.Dataset) -> list[pd.DataFrame]:
+        ends = {name: dependence[key].values * self.y_scale_ + self.y_mean_ for name, key in _ENDS.items()}
+        return [pd.DataFrame(labels | ends)]
+
     @property
-    def noise_scale_(self) -> float:
-        """Standard deviation of the noise, in units of the response."""
-        return float(self.fit_.noise_variance**0.5 * self.y_scale_)
+    def noise_scale_(self) -> float | None:
+        """Standard deviation of the noise in units of the response; None but for the normal family."""
+        return float(self.fit_.noise_variance**0.5 * self.y_scale_) if self.family == "normal" else None
 
     def _num_outputs(self) -> int:
-        return 1
+        return _OUTPUTS[self.family]
 
-    def _around(self, net: SparseNet, num_data: int) -> Any:
-        return normal_regression(net, num_data)
+    def _response_model(self, net: SparseModule, num_data: int) -> Any:
+        return regression_model(net, num_data, self.family, offset=math.log(self.y_rate_))
+
+    def _default_schedule(self, num_data: int) -> PriorAnnealing:
+        schedule = super()._default_schedule(num_data)
+        # The curvature of the Poisson likelihood in the log rate is the rate.
+        return replace(schedule, learning_rate=schedule.learning_rate / max(1.0, self.y_rate_))
 
     def _own_settings(self) -> dict[str, Any]:
-        return {"y_mean": self.y_mean_, "y_scale": self.y_scale_}
+        return {"family": self.family} | {name: getattr(self, f"y_{name}_") for name in ("mean", "scale", "rate")}
 
     def _set_own(self, settings: dict[str, Any]) -> None:
-        self.y_mean_, self.y_scale_ = settings["y_mean"], settings["y_scale"]
+        self.family = settings["family"]
+        for name in ("mean", "scale", "rate"):
+            setattr(self, f"y_{name}_", settings[name])
+
+
+class SparseClassifier(ClassifierMixin, SparseEstimator):
+    """Classification by a sparse Bayesian network: the few inputs that matter, and probabilities with intervals.
+
+    With two classes the network has one output, their log-odds; with more, one a class. Inputs are standardised, the prior
+    is derived and rounds are repeated as in :class:`SparseRegressor`, which explains all arguments and attributes.
+
+    Attributes:
+        classes_: (num_classes,) labels, sorted.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Anneals, selects and refits.
+
+        Args:
+            X: (rows, inputs) numbers; a data frame gives its column names.
+            y: (rows,) labels of at least two classes.
+
+        Raises:
+            ValueError: naming what is wrong with X or y.
+        """
+        names = _frame_columns(X)
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must have at least two classes, got one class, {self.classes_[0]!r}, in all rows")
+        binary = len(self.classes_) == 2
+        return self._fit(X, self._tensor(codes) if binary else torch.as_tensor(codes, device=self.device), names)
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class, (rows,)."""
+        probability = self.predict_proba(X)
+        return np.asarray(self.classes_[probability.argmax(1)])
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of the classes, (rows, num_classes)."""
+        return self._by_class(self._predicted(X, 0.5)[0])[0]
+
+    def predict_set(self, X: Any, prob: float = 0.95) -> Array:
+        """The smallest set of classes whose probabilities sum to ``prob`` at each row, (rows, num_classes) booleans."""
+        return np.asarray(self._predicted(X, prob)[0]["in_set"].values)
+
+    def predict_table(self, X: Any, prob: float = 0.95) -> pd.DataFrame:
+        """For each class c the columns ``P(c)``, ``P(c)_lower``, ``P(c)_upper``, and ``set``, the prediction set as text."""
+        dataset, index = self._predicted(X, prob)
+        columns: dict[str, Array] = {}
+        for name, values in zip(("", "_lower", "_upper"), self._by_class(dataset), strict=True):
+            columns |= {f"P({label}){name}": values[:, k] for k, label in enumerate(self.classes_)}
+        order = [f"P({label}){name}" for label in self.classes_ for name in ("", "_lower", "_upper")]
+        table = pd.DataFrame(columns, index=index)[order]
+        members = dataset["in_set"].values
+        return table.assign(set=[" ".join(map(str, self.classes_[row])) for row in members])
+
+    def _effect_tables(self, labels: dict[str, Any], dependence: xr.Dataset) -> list[pd.DataFrame]:
+        ends = dict(zip(_ENDS, self._by_class(dependence), strict=True))
+        classes = enumerate(self.classes_)
+        return [pd.DataFrame(labels | {n: v[:, k] for n, v in ends.items()} | {"class": c}) for k, c in classes]
+
+    def _by_class(self, dataset: xr.Dataset) -> tuple[Array, Array, Array]:
+        """Probability, lower and upper end, (rows, num_classes) each."""
+        mean, lower, upper = (dataset[name].values for name in ("mean", "mean_lower", "mean_upper"))
+        if mean.ndim == 2:
+            return mean, lower, upper
+        pair = [np.stack([1 - other, own], 1) for own, other in ((mean, mean), (lower, upper), (upper, lower))]
+        return pair[0], pair[1], pair[2]
+
+    def _num_outputs(self) -> int:
+        return 1 if len(self.classes_) == 2 else len(self.classes_)
+
+    def _response_model(self, net: SparseModule, num_data: int) -> Any:
+        return regression_model(net, num_data, "bernoulli" if len(self.classes_) == 2 else "categorical")
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist()}
+
+    def _set_own(self, settings: dict[str, Any]) -> None:
+        self.classes_ = np.array(settings["classes"])
 
     def _example_response(self) -> Tensor:
-        return torch.zeros(1)
+        return torch.zeros(1, dtype=torch.float32 if len(self.classes_) == 2 else torch.int64)
+
+
+_ENDS = {"mean": "mean", "lower": "mean_lower", "upper": "mean_upper"}
+_OUTPUTS = {"normal": 1, "heteroscedastic": 2, "poisson": 1}  # of the network, by family of the regressor
+
+
+def _grid(values: Array, num_points: int) -> Array:
+    """All values of an input that has few, else evenly spaced ones over its central 90 %."""
+    different = np.unique(values)
+    if len(different) <= 5:
+        return different
+    low, high = np.quantile(values, [0.05, 0.95])
+    return np.linspace(low, high, num_points) if high > low else different[[0, -1]]
 
 
 def _check_scale(name: str, scale: Array) -> None:
@@ -324,9 +497,6 @@ def _batch_size(num_data: int) -> int:
 
 
 def default_schedule(num_data: int) -> PriorAnnealing:
-    """The schedule of :class:`SparseRegressor` for a number of rows.
-
-    It does not train without the prior: with 2,000 inputs the weights would overfit and leave the spike for ever.
-    """
+    """The schedule of :class:`SparseRegressor` for a number of rows."""
     rate = min(1e-2, 4e-3 * max(1.0, (10_000 / num_data) ** 0.5))
-    return PriorAnnealing(0, 5_000, 5_000, 1_000, learning_rate=rate)
+    return PriorAnnealing(learning_rate=rate)

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from pyro_sparse.estimators import SparseEstimator
+from pyro_sparse.estimators import SparseClassifier, SparseEstimator, SparseRegressor
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.schedule import PHASES, PriorAnnealing
@@ -43,6 +43,9 @@ MAX_INPUTS = 30  # bars of plot_inclusion
 ENOUGH_INPUTS = 12  # bars after which inputs that nothing leaves are no longer drawn
 MAX_ROWS = 150  # intervals of plot_intervals
 MAX_NAME = 24  # characters of an input's name
+MAX_EFFECTS = 12  # panels of plot_effects
+MAX_CLASSES = 5  # lines of one of them
+COLORS = (BLUE, VERMILLION, GREEN, SKY, "#CC79A7")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,9 +84,8 @@ def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
     _line(left[1], steps, [float(s.current_spike_scale) for s in spikes], "weight", log=True)
     thresholds = [float(s.inclusion_threshold) for s in spikes]
     left[1].plot(steps, thresholds, color=VERMILLION, linewidth=1.5)
-    starts = {"threshold": (thresholds[0], VERMILLION), "spike scale σ₀": (float(spikes[0].current_spike_scale), BLUE)}
-    for text, (height, color) in starts.items():
-        left[1].annotate(text, (0, height), (4, -3), textcoords="offset points", va="top", color=color)
+    spike_line, threshold_line = left[1].lines
+    left[1].legend([threshold_line, spike_line], ["threshold", "spike scale σ₀"], loc="lower left", fontsize=8)
     _line(left[2], steps, [c.temperature for c in controls], "temperature τ")
     _line(left[3], steps, [c.learning_rate for c in controls], "learning rate ε")
     for panel in left:
@@ -201,23 +203,114 @@ def plot_intervals(table: pd.DataFrame | xr.Dataset, observed: Any, prob: float 
 
 
 @_styled
-def plot_network(source: Structure | Fit, names: Sequence[str] | None = None) -> "Figure | None":
+def plot_calibration(probabilities: Any, observed: Any, classes: Any) -> "Figure":
+    """Reliability diagram: how often a class is observed where its probability is said to be p, and at how many rows.
+
+    Of two classes the second is shown, of more all at once, each row then counting once a class. Bars are 95 % intervals of
+    Clopper and Pearson.
+
+    Args:
+        probabilities: (rows, num_classes).
+        observed: (rows,) labels.
+        classes: (num_classes,) labels, as the columns are.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    p, hit = np.asarray(probabilities, dtype=float), np.asarray(observed)[:, None] == np.asarray(classes)
+    pair = len(classes) == 2
+    p, hit = (p[:, 1], hit[:, 1]) if pair else (p.ravel(), hit.ravel())
+    bins = np.minimum((p * 10).astype(int), 9)
+    counts = np.bincount(bins, minlength=10)
+    used = np.flatnonzero(counts)
+    said, seen = (np.bincount(bins, values, 10)[used] / counts[used] for values in (p, hit.astype(float)))
+    figure, axes = _figure(5.0, 5.2, [["share"], ["share"], ["share"], ["count"]])
+    panel, below = axes["share"], axes["count"]
+    panel.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+    low, high = _binomial_interval(np.round(seen * counts[used]), counts[used])
+    panel.vlines(said, low, high, color=BLUE, linewidth=1.2)
+    panel.scatter(said, seen, s=30, color=BLUE, zorder=3)
+    what = f"of {_short(classes[1])}" if pair else "of a class"
+    panel.set_ylabel(f"observed share {what}")
+    panel.set_title(f"{len(hit):,} unseen rows" if pair else f"{len(hit) // len(classes):,} unseen rows, all classes")
+    panel.set_ylim(-0.03, 1.03)
+    panel.set_xticklabels([])
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    below.bar(np.arange(10) / 10 + 0.05, counts, width=0.09, color=PALE)
+    for place in used:
+        below.annotate(
+            f"{counts[place]:,}", (place / 10 + 0.05, counts[place]), (0, 2), textcoords="offset points", ha="center"
+        )
+    below.set_ylim(0, 1.35 * counts.max())
+    below.set_yticks([])
+    below.set_ylabel("rows" if pair else "rows ×\nclasses")
+    below.set_xlabel(f"predicted probability {what}")
+    below.xaxis.set_major_formatter(PercentFormatter(1.0))
+    for one in (panel, below):
+        one.set_xlim(-0.03, 1.03)
+    return figure
+
+
+@_styled
+def plot_effects(effects: pd.DataFrame, inputs: pd.DataFrame | None = None, response: str = "") -> "Figure | None":
+    """The mean of the response along each selected input, the others as they are in the data: one panel an input.
+
+    Of more than 12 inputs those that move the response most are drawn, of more than 5 classes those that are moved most, of
+    two classes the second.
+
+    Args:
+        effects: what ``effects`` of an estimator returns.
+        inputs: data whose deciles are marked below each line.
+        response: its name, for the axis.
+
+    Returns:
+        None where no input was selected.
+    """
+    if effects.empty:
+        return None
+    effects, label = _drawn_classes(effects, response)
+    moves = effects.groupby("input", sort=False).apply(lambda part: part["mean"].max() - part["mean"].min())
+    names = list(moves.sort_values(ascending=False, kind="stable").index[:MAX_EFFECTS])
+    rows = -(-len(names) // 4)
+    columns = -(-len(names) // rows)
+    mosaic = np.array([*map(str, range(len(names))), *["."] * (rows * columns - len(names))]).reshape(rows, columns)
+    width, labels = max(2.2 * columns + 0.8, 4.2), _class_labels(effects)
+    per_line = max(1, int(width / (0.55 + 0.08 * max(map(len, labels), default=1))))
+    legend_lines = -(-len(labels) // per_line)
+    figure, axes = _figure(width, 2.1 * rows + 0.5 + 0.2 * legend_lines, mosaic.tolist(), sharey=True)
+    for number, name in enumerate(names):
+        panel = axes[str(number)]
+        part = effects[effects["input"] == name]
+        values = None if inputs is None or name not in inputs else inputs[name].to_numpy()
+        _draw_effect(panel, str(name), part, values)
+        panel.set_ylabel(label if number % columns == 0 else "")
+        panel.tick_params(labelleft=number % columns == 0)
+    if len(labels) > 1:
+        lines, texts = axes["0"].get_legend_handles_labels()
+        figure.legend(lines, texts, loc="outside upper left", ncols=per_line)
+    if len(moves) > len(names):
+        figure.supxlabel(f"{len(names)} of {len(moves)} selected inputs, those that move it most", fontsize=9)
+    return figure
+
+
+@_styled
+def plot_network(source: "Structure | Fit | SparseEstimator", names: Sequence[str] | None = None) -> "Figure | None":
     """The kept network: selected inputs on the left, live units as dots, a line for each kept weight.
 
     Args:
-        source: a Structure, or a Fit for the refitted weights.
-        names: one an input, its own where left out.
+        source: a Structure, a Fit for the refitted weights, or a fitted estimator.
+        names: one an input of the network, its own where left out.
 
     Returns:
         None for a network that is no chain of linear layers, or a model with another number of networks than one.
     """
-    structure = source.structure if isinstance(source, Fit) else source
-    weights = _chain_weights(structure, source.values)
+    fit = source.fit_ if isinstance(source, SparseEstimator) else source
+    structure = fit.structure if isinstance(fit, Fit) else fit
+    weights = _chain_weights(structure, fit.values)
     if weights is None:
         return None
     alive = _alive(weights)
     if not len(alive[0]):
-        return _constant_network(structure)
+        return _constant_network(_num_inputs(source, structure))
     labels = _own_names(structure) if names is None else [str(name) for name in names]
     places = _places(weights, alive)
     height = max(2.6, 0.24 * max(len(layer) for layer in alive) + 0.9)
@@ -228,16 +321,21 @@ def plot_network(source: Structure | Fit, names: Sequence[str] | None = None) ->
         panel.scatter(np.full(len(units), float(depth)), y, s=42, color=INK, zorder=3)
     for unit, y in zip(alive[0], places[0], strict=True):
         panel.annotate(_short(labels[unit]), (0, y), (-8, 0), textcoords="offset points", ha="right", va="center")
-    _label_layers(panel, weights, alive)
+    outputs = _output_names(source)
+    for unit, y in zip(alive[-1], places[-1], strict=True) if outputs else ():
+        panel.annotate(_short(outputs[unit]), (len(weights), y), (8, 0), textcoords="offset points", va="center")
+    _label_layers(panel, weights, alive, _num_inputs(source, structure))
     return figure
 
 
-def _figure(width: float, height: float, mosaic: list[list[str]]) -> "tuple[Figure, dict[str, Axes]]":
+def _figure(
+    width: float, height: float, mosaic: list[list[str]], sharey: bool = False
+) -> "tuple[Figure, dict[str, Axes]]":
     # No pyplot: nothing global changes, no window opens.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-    return figure, figure.subplot_mosaic(mosaic)  # type: ignore[arg-type]
+    return figure, figure.subplot_mosaic(mosaic, sharey=sharey)  # type: ignore[arg-type]
 
 
 def _line(panel: "Axes", steps: Array, values: Sequence[float], label: str, log: bool = False) -> None:
@@ -375,6 +473,74 @@ def _bars(panel: "Axes", names: list[str], lengths: Array, selected: Array) -> N
     panel.tick_params(axis="y", length=0)
 
 
+def _drawn_classes(effects: pd.DataFrame, response: str) -> tuple[pd.DataFrame, str]:
+    """The classes to draw, those that are moved most, and the name of the axis."""
+    if "class" not in effects:
+        return effects, f"mean of {_short(response) if response else 'the response'}"
+    classes = list(effects["class"].unique())
+    if len(classes) == 2:
+        return effects[effects["class"] == classes[1]], f"P({_short(classes[1])})"
+    by_input = effects.groupby(["class", "input"], sort=False)["mean"]
+    moves = (by_input.max() - by_input.min()).groupby("class", sort=False).max()
+    most = set(moves.sort_values(ascending=False, kind="stable").index[:MAX_CLASSES])
+    return effects[effects["class"].isin(most)], "probability"
+
+
+def _class_labels(effects: pd.DataFrame) -> list[str]:
+    return [_short(label) for label in effects["class"].unique()] if "class" in effects else []
+
+
+def _draw_effect(panel: "Axes", name: str, effect: pd.DataFrame, data: Array | None) -> None:
+    """One line with its band a class, or dots with bars at the two values of a column of 0 and 1."""
+    few = effect["value"].nunique() <= 2
+    groups = [(None, effect)] if "class" not in effect else list(effect.groupby("class", sort=False))
+    for number, (label, part) in enumerate(groups):
+        x, mean, low, high = (part[column].to_numpy(dtype=float) for column in ("value", "mean", "lower", "upper"))
+        color, text = COLORS[number % len(COLORS)], None if label is None else _short(label)
+        if few:
+            place = np.arange(len(x)) + 0.12 * (number - (len(groups) - 1) / 2)
+            panel.errorbar(place, mean, (mean - low, high - mean), fmt="o", color=color, markersize=5, label=text)
+        else:
+            panel.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+            panel.plot(x, mean, color=color, linewidth=1.6, label=text)
+    if few:
+        values = sorted(effect["value"].unique())
+        named = ["no", "yes"] if "=" in name and values == [0, 1] else [f"{value:g}" for value in values]
+        panel.set_xticks(range(len(values)), named)
+        panel.set_xlim(-0.5, len(values) - 0.5)
+    elif data is not None:
+        panel.margins(x=0.02)
+        limits = panel.get_xlim()
+        deciles = np.quantile(data, np.arange(1, 10) / 10)
+        at = panel.get_xaxis_transform()
+        panel.plot(deciles, np.full(9, 0.02), "|", color=GREY, markersize=6, transform=at, clip_on=True)
+        panel.set_xlim(limits)
+    panel.set_title(_short(name), fontsize=9)
+
+
+def _binomial_interval(successes: Array, trials: Array) -> tuple[Array, Array]:
+    from scipy import stats
+
+    low = np.where(successes > 0, stats.beta.ppf(0.025, successes, trials - successes + 1), 0.0)
+    high = np.where(successes < trials, stats.beta.ppf(0.975, successes + 1, trials - successes), 1.0)
+    return low, high
+
+
+def _num_inputs(source: Structure | Fit | SparseEstimator, structure: Structure) -> int:
+    """All inputs, also those that an estimator's last round no longer chose among."""
+    return int(source.n_features_in_) if isinstance(source, SparseEstimator) else len(structure.reads)
+
+
+def _output_names(source: Any) -> list[str]:
+    """What the outputs of an estimator's network are, where that is known."""
+    if isinstance(source, SparseClassifier):
+        labels = [str(label) for label in source.classes_]
+        return [f"log-odds of {labels[1]}"] if len(labels) == 2 else labels
+    if isinstance(source, SparseRegressor):
+        return {"heteroscedastic": ["mean", "noise scale"], "poisson": ["log rate"]}.get(source.family, ["mean"])
+    return []
+
+
 def _chain_weights(structure: Structure, values: dict[str, torch.Tensor]) -> list[Array] | None:
     """The weight matrices of the model's one network, layer by layer."""
     modules = structure.layout.modules()
@@ -426,10 +592,10 @@ def _draw_edges(panel: "Axes", weights: list[Array], alive: list[Array], places:
         panel.add_collection(LineCollection(lines, colors=colors, linewidths=0.4 + 2.8 * size, alpha=0.75, zorder=1))
 
 
-def _label_layers(panel: "Axes", weights: list[Array], alive: list[Array]) -> None:
-    sizes = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+def _label_layers(panel: "Axes", weights: list[Array], alive: list[Array], num_inputs: int) -> None:
+    sizes = [num_inputs, *(weight.shape[0] for weight in weights)]
     for depth, (units, size) in enumerate(zip(alive, sizes, strict=True)):
-        what = "inputs" if depth == 0 else "output" if depth == len(weights) and size == 1 else "units"
+        what = "inputs" if depth == 0 else "units" if depth < len(weights) else "output" if size == 1 else "outputs"
         text = what if size == 1 else f"{len(units)} of {size}\n{what}"
         panel.annotate(
             text, (depth, 0), (0, -8), ("data", "axes fraction"), "offset points", ha="center", va="top", color=GREY
@@ -442,9 +608,9 @@ def _label_layers(panel: "Axes", weights: list[Array], alive: list[Array]) -> No
     panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8)
 
 
-def _constant_network(structure: Structure) -> "Figure":
+def _constant_network(num_inputs: int) -> "Figure":
     figure, axes = _figure(6.0, 1.6, [["net"]])
     axes["net"].set_axis_off()
-    text = f"No weight leaves any of the {len(structure.reads)} inputs:\nthe network is a constant."
+    text = f"No weight leaves any of the {num_inputs} inputs:\nthe network is a constant."
     axes["net"].text(0.5, 0.5, text, ha="center", va="center", fontsize=11)
     return figure

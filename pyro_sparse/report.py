@@ -1,10 +1,7 @@
 """What a fit is worth on rows it has not seen: numbers, files and pictures, and a summary to read at a glance."""
 
 import json
-import math
 import platform
-import shutil
-import textwrap
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,51 +17,57 @@ import torch
 from scipy import stats
 
 from pyro_sparse import plots
-from pyro_sparse.estimators import SparseRegressor
+from pyro_sparse.estimators import SparseClassifier, SparseRegressor
+from pyro_sparse.folders import ESTIMATOR, TRACE, write_json
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.trace import package_version
+from pyro_sparse.measures import PROB, measured
+from pyro_sparse.summary import directions, summary
 from pyro_sparse.tables import Encoding, Table
 
 Array = np.ndarray[Any, Any]
-
-PROB = 0.95
-WIDTH = 88  # characters of a line of the summary
-INDENT = 10
-SETTINGS = "pyro_sparse.json"  # written first: by it a later command knows the folder
-FILES = ("structure.json", "predictions.csv", "metrics.json", "summary.txt")
-PICTURES = ("schedule.png", "annealing.png", "inclusion.png", "intervals.png", "network.png")
+Estimator = SparseRegressor | SparseClassifier
 
 
 @dataclass(frozen=True)
 class Study:
-    """A fitted regressor, its predictions of rows it has not seen, and what they are worth.
+    """A fitted estimator, its predictions of rows it has not seen, and what they are worth.
 
     Attributes:
         name: of the data.
         train, test: fitted rows and unseen ones; ``test`` may be empty.
-        predictions: of the test rows: observed, mean, mean_lower, mean_upper, lower, upper.
+        predictions: of the test rows: observed, and the columns of :func:`predicted`.
+        effects: along each selected input, from ``effects`` of the estimator on the fitted rows.
         metrics: numbers, ready for JSON.
         notes: what the library warned of on the way.
     """
 
     name: str
-    estimator: SparseRegressor
+    estimator: Estimator
     train: Table
     test: Table
     predictions: pd.DataFrame
+    effects: pd.DataFrame
     metrics: dict[str, Any]
     notes: list[str]
 
+    @property
+    def summary(self) -> str:
+        """The study in words and one small table."""
+        return summary(self.name, self.metrics, self.notes)
 
-def study(name: str, train: Table, test: Table, estimator: SparseRegressor) -> Study:
+
+def study(name: str, train: Table, test: Table, estimator: Estimator) -> Study:
     """Fits the estimator to some rows and measures it on others."""
     started = time.perf_counter()
     with collected_warnings() as notes:
         estimator.fit(train.inputs, train.target.to_numpy())
         predictions = _predictions(estimator, test)
     seconds = round(time.perf_counter() - started, 1)
-    metrics = _metrics(train, test, estimator, predictions) | {"seconds": seconds}
-    return Study(name, estimator, train, test, predictions, metrics, notes)
+    with collected_warnings():  # the same as above, of other rows
+        effects = estimator.effects(train.inputs, PROB)
+    metrics = _metrics(train, test, estimator, predictions, effects) | {"seconds": seconds}
+    return Study(name, estimator, train, test, predictions, effects, metrics, notes)
 
 
 @contextmanager
@@ -77,32 +80,53 @@ def collected_warnings() -> Iterator[list[str]]:
     notes += dict.fromkeys(str(warning.message) for warning in caught)
 
 
-def _predictions(estimator: SparseRegressor, test: Table) -> pd.DataFrame:
-    table = pd.DataFrame(columns=["mean", "mean_lower", "mean_upper", "lower", "upper"], dtype=float)
-    if len(test.target):
-        table = estimator.predict_table(test.inputs, PROB)
-    table.insert(0, "observed", test.target)
+def predicted(estimator: Estimator, inputs: pd.DataFrame, prob: float) -> pd.DataFrame:
+    """The estimator's table of predictions by row of the file; of classes with the most probable one first."""
+    table = estimator.predict_table(inputs, prob)
+    if isinstance(estimator, SparseClassifier):
+        probabilities = table[[f"P({label})" for label in estimator.classes_]].to_numpy()
+        table.insert(0, "predicted", estimator.classes_[probabilities.argmax(1)])
     return table.rename_axis("row")
 
 
-def selected_inputs(estimator: SparseRegressor, encoding: Encoding) -> list[str]:
+def load(path: Path) -> Estimator:
+    """A saved estimator of either class, ready to predict."""
+    name = json.loads((path / "estimator.json").read_text(encoding="utf-8"))["estimator"]
+    kinds: dict[str, type[Estimator]] = {kind.__name__: kind for kind in (SparseRegressor, SparseClassifier)}
+    if name not in kinds:
+        raise ValueError(f"{path} must hold a {' or a '.join(kinds)}, got a {name}")
+    return kinds[name].load(path)
+
+
+def _predictions(estimator: Estimator, test: Table) -> pd.DataFrame:
+    if not len(test.target):
+        return pd.DataFrame({"observed": test.target}).rename_axis("row")
+    table = predicted(estimator, test.inputs, PROB)
+    table.insert(0, "observed", test.target)
+    return table
+
+
+def selected_inputs(estimator: Estimator, encoding: Encoding) -> list[str]:
     """Inputs of the table that the network reads; of text, any level."""
     chosen = np.array(encoding.owners, dtype=object)[estimator.get_support()]
     return list(dict.fromkeys(str(name) for name in chosen))
 
 
-def selected_in_runs(estimator: SparseRegressor, encoding: Encoding) -> dict[str, float]:
-    """Share of the runs that select each input; of text, the level that is selected most often."""
-    shares: dict[str, float] = {}
-    for name, share in zip(encoding.owners, estimator.inclusion_probability_, strict=True):
-        shares[str(name)] = max(shares.get(str(name), 0.0), float(share))
-    return shares
+def selected_in_runs(estimator: Estimator, encoding: Encoding) -> dict[str, float]:
+    """Share of the runs that select each input; of text, any level."""
+    owners = np.array(encoding.owners, dtype=object)
+    return {str(name): float(estimator.supports_[:, owners == name].any(1).mean()) for name in dict.fromkeys(owners)}
 
 
-def _metrics(train: Table, test: Table, estimator: SparseRegressor, predictions: pd.DataFrame) -> dict[str, Any]:
-    structure = estimator.structure_
+def _metrics(
+    train: Table, test: Table, estimator: Estimator, predictions: pd.DataFrame, effects: pd.DataFrame
+) -> dict[str, Any]:
+    structure, family, seed = estimator.structure_, train.response.family, estimator.random_state
+    labels = train.target.value_counts().sort_index() if family == "classes" else None
     return {
         "target": train.encoding.target,
+        "family": family,
+        "classes": None if labels is None else {str(label): int(count) for label, count in labels.items()},
         "rows": {
             "read": train.num_read,
             "dropped": train.num_dropped,
@@ -112,14 +136,15 @@ def _metrics(train: Table, test: Table, estimator: SparseRegressor, predictions:
         "inputs": [column.name for column in train.encoding.columns],
         "left_out": train.left_out,
         "selected": selected_inputs(estimator, train.encoding),
+        "effects": directions(effects),
         "runs": len(estimator.supports_),
         "rounds": estimator.num_rounds_,
         "selected_in_runs": selected_in_runs(estimator, train.encoding),
         "weights": {"kept": structure.num_kept, "of": structure.num_weights},
         "converged": estimator.fit_.converged,
-        "noise_scale": estimator.noise_scale_,
-        "held_out": _held_out(train, test, predictions) if len(test.target) else None,
-        "seed": estimator.random_state,
+        "noise_scale": estimator.noise_scale_ if isinstance(estimator, SparseRegressor) else None,
+        "held_out": measured(family, train, test, predictions, seed) if len(test.target) else None,
+        "seed": seed,
         "versions": versions(),
     }
 
@@ -134,196 +159,18 @@ def versions() -> dict[str, str]:
     }
 
 
-def _held_out(train: Table, test: Table, predictions: pd.DataFrame) -> dict[str, Any]:
-    y, n = predictions["observed"].to_numpy(), len(predictions)
-    lower, upper = predictions["lower"].to_numpy(), predictions["upper"].to_numpy()
-    errors = {
-        "network": y - predictions["mean"].to_numpy(),
-        "least_squares": y - least_squares(train, test.inputs),
-        "mean": y - train.target.mean(),
-    }
-    covered = int(((lower <= y) & (y <= upper)).sum())
-    penalty = np.maximum(lower - y, 0) + np.maximum(y - upper, 0)
-    expected = stats.binom.interval(0.95, n, PROB)
-    ends = {"network": "", "least_squares": "_least_squares", "mean": "_mean"}
-    return {
-        **{f"rmse{end}": rmse(errors[name]) for name, end in ends.items()},
-        **{f"r2{end}": r2(errors[name], y) for name, end in ends.items()},
-        "prob": PROB,
-        "covered": covered,
-        "coverage": covered / n,
-        "covered_if_calibrated": [int(expected[0]), int(expected[1])],
-        "mean_width": float((upper - lower).mean()),
-        "mean_width_without_inputs": 2 * float(stats.norm.ppf(0.5 + PROB / 2)) * float(train.target.std()),
-        "interval_score": float((upper - lower + 2 / (1 - PROB) * penalty).mean()),
-        "better_than_mean": standard_errors(errors["mean"], errors["network"]),
-        "better_than_least_squares": standard_errors(errors["least_squares"], errors["network"]),
-    }
-
-
-def rmse(errors: Array) -> float:
-    return math.sqrt(float(np.square(errors).mean()))
-
-
-def r2(errors: Array, observed: Array) -> float | None:
-    """Share of these rows' variance that is explained, negative for worse than their mean; None where they do not vary."""
-    return 1 - float(np.square(errors).mean()) / float(observed.var()) if observed.var() > 0 else None
-
-
-def standard_errors(others: Array, ours: Array) -> float:
-    """By how many standard errors our mean squared error is the smaller one, on the same rows."""
-    difference = np.square(others) - np.square(ours)
-    error = float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return float(difference.mean()) / error if error > 0 else 0.0
-
-
-def least_squares(train: Table, inputs: pd.DataFrame) -> Array:
-    """Predictions of ordinary least squares on all inputs, the shortest solution where they are too many."""
-    x = train.inputs.to_numpy()
-    scale = np.where(x.std(0) > 0, x.std(0), 1.0)
-    centred = (x - x.mean(0)) / scale
-    mean = float(train.target.mean())
-    weights = np.linalg.lstsq(centred, train.target.to_numpy() - mean, rcond=None)[0]
-    fitted: Array = mean + (inputs.to_numpy() - x.mean(0)) / scale @ weights
-    return fitted
-
-
-def summary(study: Study) -> str:
-    """The study in words and one small table."""
-    metrics, target = study.metrics, study.metrics["target"]
-    rows = metrics["rows"]
-    lines = [
-        f"{study.name}: '{target}' from {len(metrics['inputs'])} inputs, {rows['fitted']:,} rows fitted"
-        + (f", {rows['held_out']:,} unseen" if rows["held_out"] else ", none left to measure on"),
-        "",
-        *(_wrapped(f"{name:<{INDENT}}", text) for name, text in _facts(study).items()),
-    ]
-    if metrics["held_out"]:
-        lines += ["", *_comparison(metrics)]
-    shortfalls = _shortfalls(study)
-    if shortfalls:
-        lines += ["", "Where it falls short", *(_wrapped("  - ", text) for text in shortfalls)]
-    return "\n".join(lines)
-
-
-def _wrapped(start: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
-
-
-def _facts(study: Study) -> dict[str, str]:
-    metrics = study.metrics
-    selected, kept = metrics["selected"], metrics["weights"]
-    facts = {
-        "selected": f"{len(selected)} of {len(metrics['inputs'])} inputs: {', '.join(selected) or 'none'}",
-        "network": f"{kept['kept']:,} of {kept['of']:,} weights kept; noise of standard deviation "
-        f"{metrics['noise_scale']:.4g}",
-    }
-    if metrics["left_out"]:
-        facts["left out"] = ", ".join(f"'{name}' ({why})" for name, why in metrics["left_out"].items())
-    if metrics["rows"]["dropped"]:
-        facts["dropped"] = f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks"
-    facts["how sure"] = _certainty(metrics["runs"], metrics["selected_in_runs"])
-    return facts
-
-
-def _certainty(runs: int, shares: dict[str, float]) -> str:
-    if runs == 1:
-        return "one run says which inputs, not how surely; the intervals take them as given"
-    counts: dict[int, list[str]] = {}
-    for name, share in shares.items():
-        counts.setdefault(round(share * runs), []).append(name)
-    said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
-    return f"{'; '.join(said) or f'nothing in any of {runs} runs'}; selected are those of the run that fits best for its size"
-
-
-def _comparison(metrics: dict[str, Any]) -> list[str]:
-    held_out, n = metrics["held_out"], metrics["rows"]["held_out"]
-    names = {
-        "sparse network": "",
-        "least squares on all inputs": "_least_squares",
-        "mean of the fitted rows": "_mean",
-    }
-    low, high = held_out["covered_if_calibrated"]
-    return [
-        f"{f'On {n:,} unseen rows':<32}    RMSE      R2",
-        *(
-            f"  {name:<30}{held_out['rmse' + end]:>8.4g}{_two_digits(held_out['r2' + end])}"
-            for name, end in names.items()
-        ),
-        "",
-        f"{PROB:.0%} intervals cover {held_out['covered']:,} of {n:,} ({held_out['coverage']:.1%}; "
-        f"calibrated ones cover {low:,} to {high:,})",
-        f"mean width {held_out['mean_width']:.4g}, where no input is known {held_out['mean_width_without_inputs']:.4g}"
-        f"; interval score {held_out['interval_score']:.4g}",
-    ]
-
-
-def _two_digits(value: float | None) -> str:
-    return f"{'-':>8}" if value is None else f"{round(value, 2) + 0.0:>8.2f}"  # + 0.0: no minus zero
-
-
-def _shortfalls(study: Study) -> list[str]:
-    metrics, held_out = study.metrics, study.metrics["held_out"]
-    texts = []
-    if not metrics["selected"]:
-        texts.append("No input was selected: the prediction is the same for every row.")
-    if not metrics["converged"]:
-        texts.append("The refit has not converged: weights and intervals are not at their maximum.")
-    if held_out:
-        texts += _unseen_shortfalls(held_out)
-    return texts + study.notes
-
-
-def _unseen_shortfalls(held_out: dict[str, Any]) -> list[str]:
-    texts = []
-    if held_out["better_than_mean"] < 2:
-        texts.append(f"Not clearly better than the mean: by {held_out['better_than_mean']:.1f} standard errors.")
-    if held_out["better_than_least_squares"] < 0:
-        errors = -held_out["better_than_least_squares"]
-        how = "clearly" if errors > 2 else "though no more than chance may do"
-        texts.append(f"Least squares on all inputs predicts better, {how}: by {errors:.1f} standard errors.")
-    low, high = held_out["covered_if_calibrated"]
-    if not low <= held_out["covered"] <= high:
-        narrow = "narrow" if held_out["covered"] < low else "wide"
-        texts.append(f"The intervals are too {narrow} on these rows.")
-    return texts
-
-
-def claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Makes the folder, or takes over one that an earlier command made, and removes what that command left.
-
-    Raises:
-        ValueError: where the folder holds something else.
-        OSError: where it cannot be written.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
-        raise ValueError(f"{folder} is not empty and was not made by pyro-sparse: name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SETTINGS, settings)
-    for name in (*FILES, *PICTURES):
-        (folder / name).unlink(missing_ok=True)
-    for name in ("regressor", "trace.zarr"):
-        if (folder / name).is_dir():
-            shutil.rmtree(folder / name)
-
-
 def write(study: Study, folder: Path) -> None:
-    """Everything about the study, into a folder that :func:`claim` made."""
-    study.estimator.save(folder / "regressor")
-    study.estimator.run_.trace.to_zarr(folder / "trace.zarr", mode="w", consolidated=False)
+    """Everything about the study, into a folder that is there."""
+    study.estimator.save(folder / ESTIMATOR)
+    study.estimator.run_.trace.to_zarr(folder / TRACE, mode="w", consolidated=False)
     write_json(folder / "structure.json", structure_to_json(study.estimator.structure_))
     write_json(folder / "metrics.json", study.metrics)
-    (folder / "summary.txt").write_text(summary(study) + "\n", encoding="utf-8")
+    (folder / "summary.txt").write_text(study.summary + "\n", encoding="utf-8")
+    study.effects.to_csv(folder / "effects.csv", index=False)
     if len(study.predictions):
         study.predictions.to_csv(folder / "predictions.csv")
     for name, figure in pictures(study).items():
         figure.savefig(folder / name)
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def structure_to_json(structure: Structure) -> dict[str, Any]:
@@ -346,16 +193,21 @@ def structure_to_json(structure: Structure) -> dict[str, Any]:
 
 def pictures(study: Study) -> dict[str, Any]:
     """The figures by file name."""
-    estimator, run = study.estimator, study.estimator.run_
+    estimator, run, target = study.estimator, study.estimator.run_, study.train.encoding.target
     drawn = {
         "schedule.png": plots.plot_schedule(run.schedule, next(iter(run.priors.values()))),
         "annealing.png": plots.plot_annealing(run),
         "inclusion.png": plots.plot_inclusion(estimator, study.train.encoding.owners),
-        "network.png": plots.plot_network(estimator.fit_),
+        "effects.png": plots.plot_effects(study.effects, study.train.inputs, target),
+        "network.png": plots.plot_network(estimator),
     }
     if len(study.predictions):
-        observed, target = study.predictions["observed"], study.train.encoding.target
-        drawn["intervals.png"] = plots.plot_intervals(study.predictions, observed, PROB, target)
+        observed = study.predictions["observed"]
+        if isinstance(estimator, SparseClassifier):
+            probabilities = study.predictions[[f"P({label})" for label in estimator.classes_]]
+            drawn["calibration.png"] = plots.plot_calibration(probabilities, observed, estimator.classes_)
+        else:
+            drawn["intervals.png"] = plots.plot_intervals(study.predictions, observed, PROB, target)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

@@ -1,4 +1,7 @@
-"""CSV files as numbers: text one-hot encoded, rows with blanks dropped, and what cannot be used refused in one sentence."""
+"""CSV files as numbers: text one-hot encoded, rows with blanks dropped, and what cannot be used refused in one sentence.
+
+What the target holds decides the family of the response, unless the caller names one.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -10,6 +13,9 @@ import numpy as np
 import pandas as pd
 
 MIN_ROWS = 20
+MAX_CLASSES = 20
+BLANKS = ("", "NA", "NaN", "nan", "N/A", "n/a", "null", "NULL")  # pandas would add "None" and others, which may be text
+FAMILIES = ("normal", "heteroscedastic", "poisson", "classes")
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Column:
         if len(unknown):
             raise ValueError(
                 f"column '{self.name}' has the unknown level '{unknown.iloc[0]}' in row {unknown.index[0]}; "
-                f"the fit knows {_listed(self.levels)}"
+                f"the fit knows {listed(self.levels)}"
             )
         return {
             name: (values == level).astype(float)
@@ -69,12 +75,16 @@ class Encoding:
         """The encoded inputs of a table without blanks.
 
         Raises:
-            ValueError: naming the column that is missing or the value that does not fit.
+            ValueError: naming the column or the value that does not fit.
         """
         encoded: dict[str, pd.Series[Any]] = {}
         for column in self.columns:
             encoded |= column.encode(frame[column.name])
         return pd.DataFrame(encoded, index=frame.index)
+
+    def only(self, names: Sequence[str]) -> Self:
+        """The encoding of some of the inputs."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
     def to_json(self) -> dict[str, Any]:
         return {"target": self.target, "columns": [{"name": c.name, "levels": c.levels} for c in self.columns]}
@@ -91,8 +101,9 @@ class Table:
 
     Attributes:
         inputs: encoded columns; the index is the row of the file, counted from 1 below the header.
-        target: of the same rows.
+        target: of the same rows: numbers, or labels of classes.
         encoding: how the inputs came about.
+        response: the family of the target.
         num_read, num_dropped: rows of the file, and those dropped for blanks.
         left_out: columns that say nothing, with the reason.
     """
@@ -100,18 +111,39 @@ class Table:
     inputs: pd.DataFrame
     target: "pd.Series[Any]"
     encoding: Encoding
+    response: "Response"
     num_read: int
     num_dropped: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
-        """The table without a random share of its rows, and those rows."""
-        order = np.random.default_rng(seed).permutation(len(self.target))
+        """The table without a random share of its rows, and those rows; of classes, the same share of each.
+
+        Every class keeps a row in the first part.
+        """
+        random = np.random.default_rng(seed)
+        order = random.permutation(len(self.target))
         count = round(share * len(order))
+        if self.response.family == "classes":
+            order, most = _by_share_of_class(self.target.to_numpy()[order], order, random)
+            count = min(count, most)
         return self._rows(np.sort(order[count:])), self._rows(np.sort(order[:count]))
 
     def _rows(self, rows: np.ndarray[Any, Any]) -> Self:
         return replace(self, inputs=self.inputs.iloc[rows], target=self.target.iloc[rows])
+
+
+@dataclass(frozen=True)
+class Response:
+    """The family of a target, and why.
+
+    Attributes:
+        family: "normal", "heteroscedastic", "poisson" or "classes".
+        text: the target and its family in one line, with the way out where it was guessed.
+    """
+
+    family: str
+    text: str
 
 
 def read_csv(path: Path, text_columns: Sequence[str] = ()) -> pd.DataFrame:
@@ -124,15 +156,23 @@ def read_csv(path: Path, text_columns: Sequence[str] = ()) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
-            header = pd.read_csv(path, header=None, nrows=1, dtype=str, skipinitialspace=True).iloc[0]
+            header = pd.read_csv(
+                path, header=None, nrows=1, dtype=str, skipinitialspace=True, keep_default_na=False
+            ).iloc[0]
             frame = pd.read_csv(
-                path, dtype=dict.fromkeys(text_columns, str), skipinitialspace=True, low_memory=False, index_col=False
+                path,
+                dtype=dict.fromkeys(text_columns, str),
+                skipinitialspace=True,
+                low_memory=False,
+                index_col=False,
+                keep_default_na=False,
+                na_values=list(BLANKS),
             )
     except pd.errors.ParserWarning as warning:
         raise ValueError(f"{path} has rows with more fields than its header: are there decimal commas?") from warning
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a CSV file with a header: {str(error).splitlines()[0]}") from error
-    if len(header) == len(frame.columns) and not header.isna().any():  # pandas renames a second 'a' to 'a.1'
+    if len(header) == len(frame.columns) and header.ne("").all():  # pandas renames a second 'a' to 'a.1'
         frame.columns = pd.Index(header)
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if not frame.columns.is_unique:
@@ -142,18 +182,25 @@ def read_csv(path: Path, text_columns: Sequence[str] = ()) -> pd.DataFrame:
         if _is_number(frame[name]):
             continue
         text = frame[name].map(lambda value: value.strip() if isinstance(value, str) else value)
-        frame[name] = text.where(text.ne(""))
+        text = text.where(~text.isin(BLANKS))
+        numbers = pd.to_numeric(text, errors="coerce")  # where spaces beside a blank had hidden them
+        all_numbers = name not in text_columns and text.notna().any() and (numbers.notna() | text.isna()).all()
+        frame[name] = numbers if all_numbers and not text.isin([True, False]).any() else text
     return frame
 
 
-def prepare(frame: pd.DataFrame, target: str, strict: bool = False, ignore: Sequence[str] = ()) -> Table:
-    """The table that a regression of ``target`` on all other columns needs.
+def prepare(
+    frame: pd.DataFrame, target: str, strict: bool = False, ignore: Sequence[str] = (), family: str = "auto"
+) -> Table:
+    """The table that a regression of ``target`` on all other columns needs, or a classification.
 
     Args:
         frame: from :func:`read_csv`.
         target: name of the column to predict.
         strict: refuse rows with blanks instead of dropping them.
         ignore: columns that are no inputs.
+        family: of the response, one of ``FAMILIES``, or "auto": classes for text, truth values or two values, "poisson"
+            for whole numbers from 0, "normal" for other numbers.
 
     Raises:
         ValueError: one sentence that names the column or the rows in question.
@@ -166,15 +213,16 @@ def prepare(frame: pd.DataFrame, target: str, strict: bool = False, ignore: Sequ
     full = complete(frame, strict)
     if len(full) < MIN_ROWS:
         raise ValueError(_too_few(frame, full))
-    response = _target(full[target])
+    response, values = _target(full[target], family)
     full = full.drop(columns=target)
     constant = [str(name) for name in full.columns if full[name].nunique() == 1]
     columns = tuple(_learn(full[name]) for name in full.columns if name not in constant)
     if not columns:
         raise ValueError(f"there is no input: no column but '{target}' has two different values")
     encoding = Encoding(target, columns)
+    _check_encoded_names(encoding)
     reasons = dict.fromkeys(blank, "blank") | dict.fromkeys(constant, "constant")
-    return Table(encoding.encode(full), response, encoding, num_read, num_read - len(full), reasons)
+    return Table(encoding.encode(full), values, encoding, response, num_read, num_read - len(full), reasons)
 
 
 def complete(frame: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
@@ -201,15 +249,37 @@ def select_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
     names = [column.name for column in encoding.columns]
     missing = [name for name in names if name not in frame.columns]
     if missing:
-        raise ValueError(f"column {_listed(missing)} of the fit is missing; the columns are {_listed(frame.columns)}")
+        raise ValueError(f"column {listed(missing)} of the fit is missing; the columns are {listed(frame.columns)}")
     return frame[names]
+
+
+def _by_share_of_class(labels: Any, rows: Any, random: np.random.Generator) -> tuple[Any, int]:
+    """Rows so ordered that every start of them holds the same share of each class; how many a class each can spare."""
+    share, spare = np.empty(len(rows)), np.ones(len(rows), dtype=bool)
+    for label in pd.unique(labels):
+        own = np.flatnonzero(labels == label)
+        share[own] = (np.arange(len(own)) + random.uniform(size=len(own))) / len(own)
+        share[own[-1]], spare[own[-1]] = np.inf, False
+    return rows[np.argsort(share, kind="stable")], int(spare.sum())
+
+
+def _check_encoded_names(encoding: Encoding) -> None:
+    owner: dict[str, str] = {}
+    for column in encoding.columns:
+        for name in column.encoded_names:
+            if name in owner:
+                raise ValueError(
+                    f"'{name}' would stand for two inputs, columns '{owner[name]}' and '{column.name}': rename one, or "
+                    f"leave one out (--ignore)"
+                )
+            owner[name] = column.name
 
 
 def _check_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:
     for name in names:
         if name not in frame.columns:
             hint = "; is the file separated by commas?" if len(frame.columns) == 1 else ""
-            raise ValueError(f"there is no column '{name}'; the columns are {_listed(frame.columns)}{hint}")
+            raise ValueError(f"there is no column '{name}'; the columns are {listed(frame.columns)}{hint}")
 
 
 def _too_few(frame: pd.DataFrame, full: pd.DataFrame) -> str:
@@ -218,19 +288,75 @@ def _too_few(frame: pd.DataFrame, full: pd.DataFrame) -> str:
     return text if not blanks.any() else f"{text}; column '{blanks.idxmax()}' has {blanks.max()} blanks"
 
 
-def _target(values: "pd.Series[Any]") -> "pd.Series[Any]":
+def _target(values: "pd.Series[Any]", family: str) -> "tuple[Response, pd.Series[Any]]":
+    """The family and the target as it needs it: numbers, or labels."""
     name = values.name
     if values.nunique() == 1:
         raise ValueError(f"target '{name}' is constant ({values.iloc[0]}): there is nothing to explain")
-    if values.nunique() == 2:
-        low, high = sorted(f"{value:g}" if _is_number(values) else str(value) for value in values.unique())
-        raise ValueError(
-            f"target '{name}' has two values only ({low} and {high}): that is classification, and fit does regression"
-        )
+    response = (
+        _guessed(values) if family == "auto" else Response(family, f"Target '{name}': {_NAMES[family]}, as asked")
+    )
+    if response.family == "classes":
+        return response, _labels(values)
     if not _is_number(values):
         wrong = values[pd.to_numeric(values, errors="coerce").isna()]
         raise ValueError(f"target '{name}' must hold numbers, got the text '{wrong.iloc[0]}' in row {wrong.index[0]}")
-    return _numbers(values)
+    numbers = _numbers(values)
+    if response.family == "poisson":
+        wrong = numbers[(numbers < 0) | (numbers % 1 != 0)]
+        if len(wrong):
+            raise ValueError(
+                f"target '{name}' must hold counts, whole numbers from 0, got {wrong.iloc[0]:g} in row {wrong.index[0]}"
+            )
+    return response, numbers
+
+
+_NAMES = {
+    "normal": "a normal response",
+    "heteroscedastic": "a normal response whose noise differs between rows",
+    "poisson": "a Poisson response",
+    "classes": "classification",
+}
+
+
+def _guessed(values: "pd.Series[Any]") -> Response:
+    start, count = f"Target '{values.name}' holds", values.nunique()
+    if not _is_number(values) or pd.api.types.is_bool_dtype(values) or count == 2:
+        labels = _labels(values)
+        if count == 2:
+            way_out = "; --family normal to treat it as a number" if _is_number(values) else ""
+            low, high = sorted(labels.unique())
+            return Response("classes", f"{start} two values ({low} and {high}): classification{way_out}")
+        return Response("classes", f"{start} text with {count} values: classification")
+    numbers = _numbers(values)
+    if (numbers >= 0).all() and (numbers % 1 == 0).all() and (numbers == 0).any():
+        text = "counts (whole numbers from 0): a Poisson response; --family normal to treat it as any number"
+        return Response("poisson", f"{start} {text}")
+    return Response("normal", f"{start} numbers: a normal response")
+
+
+def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Whole numbers as they are, all else as text.
+
+    Raises:
+        ValueError: for too many classes.
+    """
+    if values.nunique() > MAX_CLASSES:
+        stray = _stray(values)
+        why = "" if stray is None else f"; it holds numbers but for {stray}: leave such cells empty"
+        raise ValueError(
+            f"target '{values.name}' has {values.nunique()} classes, {MAX_CLASSES} at most are possible{why}"
+        )
+    if _is_number(values) and not pd.api.types.is_bool_dtype(values) and (values % 1 == 0).all():
+        return values.astype(int)
+    return values.map(lambda value: f"{value:.12g}" if isinstance(value, float) else str(value))
+
+
+def _stray(values: "pd.Series[Any]") -> str | None:
+    """The first of a few values that are no numbers among many that are."""
+    wrong = values[pd.to_numeric(values, errors="coerce").isna()]
+    few = 0 < 2 * wrong.nunique() < values.nunique()
+    return f"'{wrong.iloc[0]}' in row {wrong.index[0]}" if few else None
 
 
 def _learn(values: "pd.Series[Any]") -> Column:
@@ -239,11 +365,9 @@ def _learn(values: "pd.Series[Any]") -> Column:
     if _is_number(values):
         return Column(name)
     levels = sorted(str(value) for value in values.unique())
-    wrong = values[pd.to_numeric(values, errors="coerce").isna()]
-    if len(levels) > 10 and 2 * wrong.nunique() < len(levels):
-        raise ValueError(
-            f"column '{name}' holds numbers but for '{wrong.iloc[0]}' in row {wrong.index[0]}: leave such cells empty"
-        )
+    stray = _stray(values)
+    if len(levels) > 10 and stray is not None:
+        raise ValueError(f"column '{name}' holds numbers but for {stray}: leave such cells empty")
     if 2 * len(levels) > len(values):
         raise ValueError(
             f"column '{name}' holds text with {len(levels)} different values in {len(values)} rows: "
@@ -266,6 +390,6 @@ def _is_number(values: "pd.Series[Any]") -> bool:
     return bool(pd.api.types.is_numeric_dtype(values))
 
 
-def _listed(names: Sequence[Any] | pd.Index) -> str:
+def listed(names: Sequence[Any] | pd.Index) -> str:
     shown = ", ".join(f"'{name}'" for name in list(names)[:8])
     return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 import pyro_sparse as ps
 from pyro_sparse.cli import app
 from pyro_sparse.datasets import paper_regression
-from pyro_sparse.report import claim, least_squares, selected_inputs, standard_errors
-from pyro_sparse.tables import Encoding, complete, prepare, read_csv
+from pyro_sparse.estimators import SparseClassifier, default_schedule
+from pyro_sparse.folders import claim
+from pyro_sparse.report import load, selected_in_runs, selected_inputs
+from pyro_sparse.tables import Encoding, Table, complete, prepare, read_csv
 
 STEPS = "--steps=400"
 SHIFT = {"red": 0.0, "green": 3.0, "blue": -3.0}
@@ -50,8 +52,22 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     frame = rows()
     frame.loc[2, "size"] = np.nan
     frame.loc[4, "colour"] = "  "
-    result = command("fit", written(frame, folder), "--target=y", "--out", folder / "out", STEPS)
+    result = command("fit", written(frame, folder), "--target=y", "--out", folder / "out", STEPS, "--seeds=2")
     assert result.exit_code == 0, result.output
+    assert metrics(folder / "out")["selected"] == ["size", "colour"]  # tests below need an input that is not
+    return folder / "out", result.stdout
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The same of a target that is text, and another input of text that says nothing."""
+    folder = tmp_path_factory.mktemp("classified")
+    frame = rows(count=400).assign(shape=["round", "flat", "long", "flat"] * 100)
+    frame["kind"] = np.where(frame["y"] > 10, "large", "a small one")
+    data = written(frame.drop(columns="y"), folder)
+    result = command("fit", data, "--target=kind", "--out", folder / "out", "--steps=800", "--seeds=1")
+    assert result.exit_code == 0, result.output
+    assert {"size", "colour"} == set(metrics(folder / "out")["selected"])
     return folder / "out", result.stdout
 
 
@@ -64,13 +80,17 @@ def test_fit_writes_what_it_promises(fitted: tuple[Path, str]) -> None:
     folder, _ = fitted
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        *("pyro_sparse.json", "regressor", "trace.zarr", "structure.json", "predictions.csv", "metrics.json"),
+        *("pyro_sparse.json", "estimator", "trace.zarr", "structure.json", "predictions.csv", "metrics.json"),
         *("summary.txt", "schedule.png", "annealing.png", "inclusion.png", "intervals.png", "network.png"),
+        *("effects.csv", "effects.png"),
     }
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
     for picture in folder.glob("*.png"):
         assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
     trace = xr.open_datatree(folder / "trace.zarr", engine="zarr", consolidated=False)
-    assert trace["posterior"].sizes["draw"] == 36  # steps of the cooling phase
+    full = default_schedule(62)
+    cooling = round(full.cool_steps * 400 / full.num_steps)
+    assert trace["posterior"].sizes["draw"] == min(100, cooling)
     structure = json.loads((folder / "structure.json").read_text())
     assert structure["num_kept"] == sum(len(site["kept"]) for site in structure["weights"].values())
 
@@ -82,6 +102,7 @@ def test_fit_counts_rows_and_says_what_it_left_out(fitted: tuple[Path, str]) -> 
     assert found["left_out"] == {"unit": "constant"}
     assert found["inputs"] == ["size", "weight", "colour"]
     assert "2 of 80 rows, for blanks" in printed and "'unit' (constant)" in printed
+    assert printed.startswith("Target 'y' holds numbers: a normal response\n")
 
 
 @pytest.mark.parametrize(
@@ -98,10 +119,18 @@ def test_text_column_is_reported_as_one_input(support: list[int], inputs: list[s
     assert selected_inputs(estimator, prepare(rows(), "y").encoding) == inputs  # type: ignore[arg-type]
 
 
+def test_text_column_counts_as_selected_in_a_run_by_any_level() -> None:
+    supports = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 0]], dtype=bool)
+    shares = selected_in_runs(SimpleNamespace(supports_=supports), prepare(rows(), "y").encoding)  # type: ignore[arg-type]
+    assert shares == pytest.approx({"size": 2 / 3, "weight": 0, "colour": 2 / 3})
+
+
 def test_measures_are_those_of_the_written_predictions(fitted: tuple[Path, str]) -> None:
     folder, printed = fitted
     table, found = pd.read_csv(folder / "predictions.csv"), metrics(folder)["held_out"]
-    assert found["rmse"] == pytest.approx(((table.observed - table["mean"]) ** 2).mean() ** 0.5)
+    assert found["models"]["sparse network"]["rmse"] == pytest.approx(
+        ((table.observed - table["mean"]) ** 2).mean() ** 0.5
+    )
     inside = (table.lower <= table.observed) & (table.observed <= table.upper)
     assert found["covered"] == inside.sum() and found["coverage"] == pytest.approx(inside.mean())
     assert found["mean_width"] == pytest.approx((table.upper - table.lower).mean())
@@ -109,19 +138,6 @@ def test_measures_are_those_of_the_written_predictions(fitted: tuple[Path, str])
     assert found["interval_score"] == pytest.approx((table.upper - table.lower + 40 * beyond).mean())
     assert f"cover {found['covered']} of 16" in printed
     assert not set(table.row) & {3, 5} and table.row.between(1, 80).all()
-
-
-def test_least_squares_is_numpys() -> None:
-    train, test = prepare(rows(), "y", ignore=["colour"]).split(0.25, 0)  # colours would add up to an intercept
-    design = np.column_stack([np.ones(len(train.inputs)), train.inputs])
-    weights = np.linalg.lstsq(design, train.target.to_numpy(), rcond=None)[0]
-    expected = np.column_stack([np.ones(len(test.inputs)), test.inputs]) @ weights
-    assert least_squares(train, test.inputs) == pytest.approx(expected)
-
-
-def test_standard_errors_of_a_paired_difference() -> None:
-    # Squared errors differ by 1, 1, 3, 3: mean 2, standard error sqrt(4/3) / 2.
-    assert standard_errors(np.sqrt([2.0, 2.0, 4.0, 4.0]), np.ones(4)) == pytest.approx(2 / ((4 / 3) ** 0.5 / 2))
 
 
 def test_predict_reads_new_rows_as_the_fit_did(fitted: tuple[Path, str], tmp_path: Path) -> None:
@@ -143,15 +159,16 @@ def test_saved_regressor_is_the_library_s(fitted: tuple[Path, str]) -> None:
     folder, _ = fitted
     frame = prepare(read_csv(folder.parent / "data.csv"), "y").inputs
     expected = pd.read_csv(folder / "predictions.csv", index_col="row")
-    table = ps.SparseRegressor.load(folder / "regressor").predict_table(frame.loc[expected.index])
+    table = ps.SparseRegressor.load(folder / "estimator").predict_table(frame.loc[expected.index])
     assert table["mean"].to_numpy() == pytest.approx(expected["mean"].to_numpy(), rel=1e-5)
 
 
 def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = fitted
     frame = rows(1, 3)
-    frame.loc[1, "weight"] = np.nan
+    frame.loc[1, "size"] = np.nan
     frame.loc[0, "y"] = np.nan  # no input, so no blank
+    frame.loc[2, "weight"] = np.nan  # not selected, so not read
     data = written(frame, tmp_path)
     widths = []
     for prob in (0.5, 0.99):
@@ -166,7 +183,7 @@ def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, st
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.drop(columns="weight"), "column 'weight' of the fit is missing"),
+        (lambda f: f.drop(columns="size"), "column 'size' of the fit is missing"),
         (lambda f: f.assign(colour="pink"), "column 'colour' has the unknown level 'pink' in row 1"),
         (lambda f: f.assign(size="big"), "column 'size' must hold finite numbers, got 'big' in row 1"),
         (lambda f: f.assign(size=np.nan), "has no row without blanks"),
@@ -184,6 +201,82 @@ def test_predict_refuses_a_folder_without_a_fit_and_a_level_outside_0_and_1(
     assert_refused(command("predict", tmp_path, data), "holds no fit")
     assert_refused(command("predict", fitted[0], data, "--prob=1"), "prob must lie in (0, 1), got 1.0")
     assert_refused(command("predict", fitted[0], tmp_path / "none.csv"), "No such file")
+
+
+def test_predict_reads_selected_inputs_only(fitted: tuple[Path, str], tmp_path: Path) -> None:
+    """The other inputs may be missing, or text: the predictions are the same."""
+    folder, out, frame = fitted[0], tmp_path / "out.csv", rows(1, 5)
+    tables = []
+    for change in (frame, frame.drop(columns="weight"), frame.assign(weight="heavy")):
+        result = command("predict", folder, written(change, tmp_path), "--out", out)
+        assert result.exit_code == 0, result.output
+        assert ("has no 'weight': not selected" in result.stderr) == ("weight" not in change)
+        tables.append(pd.read_csv(out))
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+    pd.testing.assert_frame_equal(tables[0], tables[2])
+
+
+def test_predict_ignores_unknown_levels_of_inputs_that_were_not_selected(
+    classified: tuple[Path, str], tmp_path: Path
+) -> None:
+    new = rows(1, 2).assign(shape="new")
+    result = command("predict", classified[0], written(new, tmp_path))
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 3, result.output
+    assert_refused(
+        command("predict", classified[0], written(new.assign(colour="new"), tmp_path)), "unknown level 'new'"
+    )
+
+
+def test_classes_have_their_own_measures_pictures_and_columns(classified: tuple[Path, str], tmp_path: Path) -> None:
+    folder, printed = classified
+    assert printed.startswith("Target 'kind' holds two values (a small one and large): classification\n")
+    names = {path.name for path in folder.iterdir()}
+    assert "calibration.png" in names and "intervals.png" not in names
+    assert isinstance(load(folder / "estimator"), SparseClassifier)
+    table, found = pd.read_csv(folder / "predictions.csv"), metrics(folder)
+    columns = [f"P({label}){end}" for label in ("a small one", "large") for end in ("", "_lower", "_upper")]
+    assert list(table.columns) == ["row", "observed", "predicted", *columns, "set"]
+    assert (table["predicted"].eq("large") == (table["P(large)"] > 0.5)).all()
+    scores = found["held_out"]["models"]["sparse network"]
+    assert scores["accuracy"] == pytest.approx((table.predicted == table.observed).mean())
+    assert found["rows"]["held_out"] == 80 and sum(found["classes"].values()) == 320
+    out = tmp_path / "new.csv"
+    new = rows(count=400).loc[table["row"] - 1]
+    result = command("predict", folder, written(new, tmp_path), "--out", out)
+    assert result.exit_code == 0, result.output
+    again = pd.read_csv(out)
+    assert list(again.columns) == ["row", "predicted", *columns, "set"]
+    assert again["P(large)"].to_numpy() == pytest.approx(table["P(large)"].to_numpy(), rel=1e-4)
+
+
+def test_counts_are_a_poisson_response(tmp_path: Path) -> None:
+    frame = rows(count=120)
+    frame["visits"] = np.random.default_rng(1).poisson(np.exp(frame["y"] / 6 - 1))
+    data, out = written(frame.drop(columns="y"), tmp_path), tmp_path / "out"
+    result = command("fit", data, "--target=visits", "--out", out, STEPS, "--seeds=1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(
+        "Target 'visits' holds counts (whole numbers from 0): a Poisson response; --family normal"
+    )
+    assert load(out / "estimator").family == "poisson"
+    table = pd.read_csv(out / "predictions.csv")
+    assert (table["upper"] % 1 == 0).all() and (table["mean"] > 0).all()
+    assert set(metrics(out)["held_out"]["models"]["sparse network"]) == {"rmse", "deviance"}
+
+
+def test_family_asked_for_is_the_one_fitted(tmp_path: Path) -> None:
+    data, out = written(rows(), tmp_path), tmp_path / "out"
+    options = ("--target=y", "--out", out, STEPS, "--seeds=1", "--family=heteroscedastic")
+    result = command("fit", data, *options)
+    assert result.exit_code == 0, result.output
+    assert "noise differs between rows, as asked" in result.stdout and metrics(out)["noise_scale"] is None
+    assert load(out / "estimator").family == "heteroscedastic"
+
+
+def test_load_refuses_other_estimators(tmp_path: Path) -> None:
+    (tmp_path / "estimator.json").write_text('{"estimator": "Lasso"}')
+    with pytest.raises(ValueError, match="must hold a SparseRegressor or a SparseClassifier, got a Lasso"):
+        load(tmp_path)
 
 
 def assert_refused(result: Any, message: str) -> None:
@@ -205,9 +298,15 @@ def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
         (lambda f: f, ["--ignore=z"], "there is no column 'z'"),
         (lambda f: f.head(19), [], "at least 20 rows without blanks are needed, got 19 of 19"),
         (lambda f: f.assign(size=[1.0, *[np.nan] * 79]), [], "got 1 of 80; column 'size' has 79 blanks"),
-        (lambda f: f.assign(y=(f.y > f.y.mean()).astype(int)), [], "two values only (0 and 1): that is classification"),
-        (lambda f: f.assign(y=f.y > f.y.mean()), [], "two values only"),
-        (lambda f: f.assign(y=f.colour), [], "target 'y' must hold numbers, got the text"),
+        (lambda f: f.assign(y=f.colour), ["--family=normal"], "target 'y' must hold numbers, got the text"),
+        (lambda f: f, ["--family=poisson"], "must hold counts, whole numbers from 0, got"),
+        (lambda f: f, ["--family=classes"], "target 'y' has 80 classes, 20 at most are possible"),
+        (lambda f: f.assign(y=["?", *f["y"][1:]]), [], "it holds numbers but for '?' in row 1: leave such cells empty"),
+        (
+            lambda f: f.assign(**{"colour=red": f.y}),
+            [],
+            "'colour=red' would stand for two inputs, columns 'colour' and",
+        ),
         (lambda f: f.assign(y=3.0), [], "target 'y' is constant (3.0)"),
         (lambda f: f[["unit", "y"]], [], "there is no input: no column but 'y' has two different values"),
         (
@@ -250,15 +349,36 @@ def test_fit_leaves_a_folder_of_something_else_alone(tmp_path: Path) -> None:
     assert_refused(command("fit", data, "--target=y", "--out", data, STEPS), "is a file, not a folder")
 
 
-def test_fit_again_gives_the_same_answer_and_replaces_an_earlier_one(fitted: tuple[Path, str], tmp_path: Path) -> None:
+def test_fit_again_gives_the_same_answer_and_replaces_an_earlier_one(
+    classified: tuple[Path, str], tmp_path: Path
+) -> None:
     """Bit for bit, but for the seconds it took; without held-out rows there is nothing to measure."""
-    first, out, data = fitted[0], tmp_path / "out", fitted[0].parent / "data.csv"
-    command("fit", data, "--target=y", "--out", out, STEPS)
+    first, out, data = classified[0], tmp_path / "out", classified[0].parent / "data.csv"
+    command("fit", data, "--target=kind", "--out", out, "--steps=800", "--seeds=1")
     assert contents(out) == contents(first)
     assert metrics(out) | {"seconds": 0} == metrics(first) | {"seconds": 0}
-    result = command("fit", data, "--target=y", "--out", out, STEPS, "--holdout=0")
+    (out / "mine.txt").write_text("a file of the user's")
+    result = command("fit", data, "--target=kind", "--out", out, STEPS, "--seeds=1", "--holdout=0")
     assert result.exit_code == 0 and "none left to measure on" in result.stdout
     assert metrics(out)["held_out"] is None and not (out / "predictions.csv").exists()
+    assert (out / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no"), MemoryError()])
+def test_fit_that_ends_early_leaves_the_earlier_result(
+    fitted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    folder = fitted[0]
+    before = contents(folder)
+
+    def interrupted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pyro_sparse.report.study", interrupted)
+    arguments = ["fit", str(folder.parent / "data.csv"), "--target=colour", "--out", str(folder)]
+    assert CliRunner().invoke(app, arguments).exit_code != 0
+    assert contents(folder) == before and metrics(folder)["target"] == "y"
+    assert {path.name for path in folder.parent.iterdir()} == {"data.csv", "out"}
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -299,7 +419,66 @@ def test_blank_columns_cost_no_rows(tmp_path: Path) -> None:
     assert table.encoding.owners == ["size", "colour", "colour", "colour"]
 
 
-def test_demo_shows_both_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_words_are_blanks(tmp_path: Path) -> None:
+    words = ["", " NA ", "NaN", "N/A", "null", "None", "none", "-", "#N/A", "<NA>"]
+    (tmp_path / "data.csv").write_text("text,number\n" + "\n".join(f"{word},{n}" for n, word in enumerate(words)))
+    assert read_csv(tmp_path / "data.csv")["text"].isna().tolist() == [True] * 5 + [False] * 5
+    (tmp_path / "data.csv").write_text("number,other\n1,1\n NA ,2\n2.5,3\n")
+    frame = read_csv(tmp_path / "data.csv")
+    assert frame["number"].dtype == float and frame["number"].isna().tolist() == [False, True, False]
+
+
+def target(values: Any, family: str = "auto") -> Table:
+    return prepare(pd.DataFrame({"x": np.arange(float(len(values))), "y": values}), "y", family=family)
+
+
+@pytest.mark.parametrize(
+    ("values", "family", "said"),
+    [
+        (["b", "a", "c"] * 10, "classes", "holds text with 3 values: classification"),
+        ([True, False, True] * 10, "classes", "holds two values (False and True): classification"),
+        ([0, 1, 1] * 10, "classes", "two values (0 and 1): classification; --family normal to treat it as a number"),
+        ([2.0, 5.0, 2.0] * 10, "classes", "two values (2 and 5)"),
+        ([0.5, 1.25, 0.5] * 10, "classes", "two values (0.5 and 1.25)"),
+        ([0, 1, 2] * 10, "poisson", "holds counts (whole numbers from 0): a Poisson response; --family normal"),
+        ([1, 2, 3] * 10, "normal", "holds numbers: a normal response"),
+        ([-1, 0, 3] * 10, "normal", "holds numbers"),
+        ([0, 0.5, 3] * 10, "normal", "holds numbers"),
+    ],
+)
+def test_target_says_its_family(values: list[Any], family: str, said: str) -> None:
+    response = target(values).response
+    assert response.family == family and response.text.startswith("Target 'y' ") and said in response.text
+
+
+@pytest.mark.parametrize(
+    ("values", "family", "expected"),
+    [
+        ([0, 1, 1] * 10, "normal", [0.0, 1.0, 1.0]),
+        ([0, 1, 1] * 10, "poisson", [0.0, 1.0, 1.0]),
+        ([7, 1, 3] * 10, "classes", [7, 1, 3]),
+        ([True, False, True] * 10, "auto", ["True", "False", "True"]),
+        ([0.5, 1.25, 0.5] * 10, "auto", ["0.5", "1.25", "0.5"]),
+    ],
+)
+def test_target_is_what_the_family_needs(values: list[Any], family: str, expected: list[Any]) -> None:
+    assert target(values, family).target.tolist()[:3] == expected
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_held_out_rows_leave_every_class_behind_in_its_share(share: float) -> None:
+    table = target(["a"] * 200 + ["b"] * 40 + ["c"] * 2 + ["d"])
+    for seed in range(20):
+        train, test = table.split(share, seed)
+        assert set(train.target) == {"a", "b", "c", "d"}
+        assert sorted([*train.target.index, *test.target.index]) == list(table.target.index)
+        assert abs(len(test.target) - share * 243) <= 1
+        for label, count in (("a", 200), ("b", 40)):
+            assert abs((test.target == label).sum() - share * count) <= 2
+    assert len(target(["a"] * 19 + ["b"]).split(0.5, 0)[1].target) == 10
+
+
+def test_demo_shows_three_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_sparse.datasets.paper_regression", lambda seed: paper_regression(seed, 300, 6))
     claim(tmp_path / "demo", {"command": "demo"})  # as an interrupted demo leaves it
     result = command("demo", "--out", tmp_path / "demo", STEPS)
@@ -313,6 +492,8 @@ def test_demo_shows_both_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     inside = (table.mean_lower <= f) & (f <= table.mean_upper)
     assert truth["coverage_of_the_true_mean"] == pytest.approx(inside.mean())
     assert f"excess error of the mean: {truth['excess_error']:.3f}" in result.stdout
+    assert metrics(tmp_path / "demo" / "breast_cancer")["classes"] == {"benign": 286, "malignant": 169}
+    assert_refused(command("demo", "--out", tmp_path / "demo" / "diabetes"), "holds what `pyro-sparse fit` wrote")
 
 
 def test_paper_regression_is_the_described_stream() -> None:

@@ -23,28 +23,33 @@ def largest(module: nn.Module, layer: str) -> float:
     return max(float(p.detach().abs().max()) for name, p in module.named_parameters() if name.startswith(layer))
 
 
+@pytest.mark.parametrize("select_inputs", [True, False])
 @pytest.mark.parametrize("num_data", [30, 500, 10_000])
-@pytest.mark.parametrize("sizes", [(10, 20, 10, 1), (100, 20, 10, 1), (4, 3, 1)])
-def test_cost_and_thresholds_are_those_it_promises(sizes: tuple[int, ...], num_data: int) -> None:
+@pytest.mark.parametrize("sizes", [(10, 20, 10, 1), (100, 20, 10, 1), (4, 3, 1), (1, 1)])
+def test_cost_and_thresholds_are_those_it_promises(sizes: tuple[int, ...], num_data: int, select_inputs: bool) -> None:
     module = network(*sizes).double()
-    laws = ps.default_prior(module, num_data)
+    laws = ps.default_prior(module, num_data, select_inputs)
     floor = 0.165 / math.sqrt(num_data)
     for depth, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes), start=1):
         law = laws[f"layer{depth}.weight"]
         b = largest(module, f"layer{depth}")
-        cost = 0.5 * math.log(num_data) + math.log(fan_in * fan_out) + (math.log(fan_in) if depth == 1 else 0)
+        cost = 0.5 * math.log(num_data)
+        if select_inputs:
+            cost += 2 * math.log(fan_in) if depth == 1 else 0
+        else:
+            cost += 0.5 * math.log(fan_in * fan_out)
         # The price of leaving the spike, the log odds of exclusion at zero; more where even a slab of probability 1/2 asks it.
         asked, cost = cost, max(cost, -math.log(float(law.spike_scale)))
         excluded = 1 - float(law.inclusion_probability(torch.zeros(()).double()))
         assert math.log(excluded / (1 - excluded)) == pytest.approx(cost, rel=1e-5)
         assert float(law.slab_scale) == 1
         final, initial = float(law.inclusion_threshold), float(law.at(0.0).inclusion_threshold)
-        assert initial == pytest.approx(max(min(3 * b, 0.6), 1.5 * b), rel=1e-6)
+        assert float(law.initial_spike_scale) == pytest.approx(0.7 / fan_in**0.5)
         assert float(law.spike_scale) >= floor * (1 - 1e-6)
         if float(law.spike_scale) > floor * (1 + 1e-6) and cost == asked:
             assert final == pytest.approx(0.1 * b, rel=1e-5)
         else:
-            assert 0.1 * b < final < initial
+            assert 0.1 * b < final <= initial * (1 + 1e-9)
 
 
 def test_the_floor_of_the_spike_acts_only_where_it_must() -> None:

@@ -59,7 +59,7 @@ def test_exactly_the_inputs_that_act_are_found(found: ps.SparseRegressor) -> Non
     assert found.get_feature_names_out().tolist() == ["x3", "x7"]
     assert found.feature_names_in_.tolist() == list(FRAME) and found.n_features_in_ == 10
     assert found.transform(FRAME).shape == (500, 2) and np.array_equal(found.transform(FRAME), X[:, [3, 7]])
-    assert found.fit_.converged and found.columns_.tolist() == [3, 7] and found.num_rounds_ == 2
+    assert found.fit_.converged and found.columns_.tolist() == [3, 7] and found.num_rounds_ == 3
 
 
 def test_it_predicts_near_the_function_in_the_responses_own_units(found: ps.SparseRegressor) -> None:
@@ -162,6 +162,7 @@ def test_all_of_scikit_learns_own_checks() -> None:
 
 def test_parameters_are_kept_as_given() -> None:
     options = {
+        "family": "normal",
         "hidden": (5, 3),
         "activation": "relu",
         "schedule": TINY,
@@ -281,6 +282,7 @@ def test_where_nothing_is_kept_it_is_the_mean_with_honest_intervals() -> None:
     y = np.random.default_rng(5).normal(size=100) * 4 + 50
     est = regressor(ps.PriorAnnealing(20, 300, 600, 100, learning_rate=1e-2)).fit(X[:100], y)
     assert est.selected_inputs_ == [] and est.get_support().sum() == 0
+    assert est.effects(X).empty and list(est.effects(X)) == ["input", "value", "mean", "lower", "upper"]
     assert np.allclose(est.predict(X), y.mean(), atol=0.3 * y.std() / 10)
     half = np.diff(est.predict_interval(X), axis=1) / 2
     assert np.allclose(half, stats.t.ppf(0.975, 99) * y.std(ddof=1) * (1 + 1 / 100) ** 0.5, rtol=0.03)

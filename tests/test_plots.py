@@ -1,6 +1,7 @@
 """Every picture: that it can be drawn, from a little to a lot, and that it shows the numbers it was given."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 import pyro_sparse as ps
 from pyro_sparse import plots
+from pyro_sparse.estimators import SparseClassifier
 from pyro_sparse.inference.sampler import Run
 
 SCHEDULE = ps.PriorAnnealing(10, 20, 40, 30, learning_rate=1e-3)
@@ -155,6 +157,114 @@ def test_intervals_state_coverage_and_width(count: int, tmp_path: Path) -> None:
     covered, missed = (len(points.get_offsets()) for points in figure.axes[0].collections[1:])
     assert covered + missed == min(count, plots.MAX_ROWS)
     assert figure.axes[0].get_ylabel() == "mg per l"
+
+
+def effects_of(count: int, classes: list[str] | None = None, values: int = 15) -> pd.DataFrame:
+    """Straight lines of growing slope, of each class another."""
+    parts = []
+    for number in range(count):
+        for k, label in enumerate(classes or [""]):
+            value = np.linspace(0.0, 1.0, values)
+            mean = (number + 1) * value * (-1) ** k / (k + 1)
+            part = {"input": f"x{number}", "value": value, "mean": mean, "lower": mean - 0.5, "upper": mean + 1}
+            parts.append(pd.DataFrame(part | ({"class": label} if classes else {})))
+    return pd.concat(parts)
+
+
+def drawn(figure: Figure) -> dict[str, Any]:
+    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+def test_effects_have_a_panel_each_with_line_band_and_deciles(tmp_path: Path) -> None:
+    data = pd.DataFrame({"x0": np.linspace(0, 1, 101), "x1": np.linspace(0, 1, 101) ** 2})
+    figure = plots.plot_effects(effects_of(2), data, "cost in $")
+    assert figure is not None and saved(figure, tmp_path) > 5_000
+    panels = drawn(figure)
+    assert list(panels) == ["x1", "x0"]  # the steeper first
+    line, rug = panels["x1"].lines
+    assert list(line.get_ydata()) == pytest.approx(list(2 * np.linspace(0, 1, 15)))
+    assert list(rug.get_xdata()) == pytest.approx([(i / 10) ** 2 for i in range(1, 10)])
+    heights = panels["x1"].collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-0.5, 3.0))
+    assert panels["x1"].get_ylabel() == r"mean of cost in \$" and panels["x0"].get_ylabel() == ""
+    assert panels["x0"].get_ylim() == panels["x1"].get_ylim()
+
+
+def test_effects_of_two_values_are_dots(tmp_path: Path) -> None:
+    effects = effects_of(2, values=2)
+    figure = plots.plot_effects(effects.replace({"x0": "colour=red"}))
+    assert figure is not None and saved(figure, tmp_path) > 3_000
+    panels = drawn(figure)
+    assert [label.get_text() for label in panels["colour=red"].get_xticklabels()] == ["no", "yes"]
+    assert [label.get_text() for label in panels["x1"].get_xticklabels()] == ["0", "1"]
+    (bars,) = panels["x1"].containers
+    assert list(bars[0].get_ydata()) == [0, 2]
+    ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
+    assert ends == [[-0.5, 1], [1.5, 3]]
+
+
+def test_effects_on_classes(tmp_path: Path) -> None:
+    pair = plots.plot_effects(effects_of(1, ["no", "yes"]))
+    assert pair is not None and len(pair.axes[0].lines) == 1 and pair.axes[0].get_ylabel() == "P(yes)"
+    assert pair.axes[0].lines[0].get_ydata()[-1] == -0.5
+    many = plots.plot_effects(effects_of(3, list("abcdefg")))
+    assert many is not None and saved(many, tmp_path) > 5_000
+    assert all(len(axes.lines) == 5 for axes in many.axes) and many.axes[0].get_ylabel() == "probability"
+    assert [text.get_text() for text in many.legends[0].get_texts()] == list("abcde")
+
+
+def test_effects_of_many_inputs_and_of_none(tmp_path: Path) -> None:
+    figure = plots.plot_effects(effects_of(20))
+    assert figure is not None and saved(figure, tmp_path) > 20_000
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [f"x{i}" for i in range(19, 7, -1)]
+    assert "12 of 20 selected inputs" in texts(figure)
+    assert plots.plot_effects(effects_of(1).iloc[:0]) is None
+
+
+def test_calibration_counts_rows_in_bins(tmp_path: Path) -> None:
+    p = np.array([0.02, 0.04, 0.55, 0.58, 0.52, 1.0])
+    observed = np.array(["no", "yes", "yes", "yes", "no", "yes"])
+    figure = plots.plot_calibration(np.column_stack([1 - p, p]), observed, ["no", "yes"])
+    assert saved(figure, tmp_path) > 5_000
+    share, count = figure.axes
+    points = np.asarray(share.collections[1].get_offsets())
+    assert points[:, 0] == pytest.approx([0.03, 0.55, 1.0]) and points[:, 1] == pytest.approx([0.5, 2 / 3, 1.0])
+    assert [bar.get_height() for bar in count.patches] == [2, 0, 0, 0, 0, 3, 0, 0, 0, 1]
+    bars = [segment[:, 1].tolist() for segment in share.collections[0].get_segments()]
+    assert bars[0] == pytest.approx([0.01258, 0.98742], abs=1e-5)  # Clopper and Pearson, 1 of 2
+    assert bars[2] == pytest.approx([0.025, 1.0])
+    assert share.get_ylabel() == "observed share of yes"
+
+
+def test_calibration_of_several_classes_takes_all(tmp_path: Path) -> None:
+    p = np.random.default_rng(0).dirichlet(np.ones(3), 50)
+    figure = plots.plot_calibration(p, np.arange(50) % 3, [0, 1, 2])
+    assert saved(figure, tmp_path) > 5_000 and "50 unseen rows, all classes" in texts(figure)
+    assert sum(bar.get_height() for bar in figure.axes[1].patches) == 150
+
+
+@pytest.mark.parametrize(
+    ("estimator", "outputs"),
+    [
+        (ps.SparseRegressor("heteroscedastic"), ["mean", "noise scale"]),
+        (ps.SparseRegressor("poisson"), ["log rate"]),
+        (SparseClassifier(), ["log-odds of 1"]),
+        (SparseClassifier(random_state=1), ["0", "1", "2"]),
+    ],
+)
+def test_network_of_an_estimator_names_its_outputs(estimator: Any, outputs: list[str], tmp_path: Path) -> None:
+    """Its last round chose among two of four inputs."""
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    y = np.digitize(x[:, 0], [-0.5, 0.5]) if len(outputs) == 3 else (x[:, 0] > 0).astype(int)
+    estimator.set_params(schedule=SCHEDULE, rounds=1, hidden=(3,)).fit(x[:, :2], y)
+    masks = {name: torch.ones_like(mask) for name, mask in estimator.structure_.masks.items()}
+    values = {name: torch.ones_like(value) for name, value in estimator.structure_.values.items()}
+    full = replace(estimator.structure_, masks=masks, values=values)
+    estimator.fit_, estimator.n_features_in_ = full, 4
+    figure = plots.plot_network(estimator)
+    assert figure is not None and saved(figure, tmp_path) > 5_000
+    written = [text.get_text() for text in figure.axes[0].texts]
+    assert [text for text in written if text in outputs] == outputs and "2 of 4\ninputs" in written
 
 
 def test_network_draws_live_weights_only(run: Run, tmp_path: Path) -> None:

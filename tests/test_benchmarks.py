@@ -1,0 +1,196 @@
+"""The benchmarks' own arithmetic: metrics by hand, rows that are made once, tables as they should read."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_sparse.datasets import paper_regression
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+NAMES = ("common", "interval_coverage", "regression_table", "rivals")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A benchmark by its name; the folder and what was loaded from it are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before = set(sys.modules)
+
+    def one(name: str) -> ModuleType:
+        __import__(name)
+        return sys.modules[name]
+
+    yield one
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in NAMES:
+            del sys.modules[name]
+
+
+def test_selection_rates_are_pooled_over_data_sets(load: Any) -> None:
+    common = load("common")
+    first, second = common.selection_errors([0, 1, 2, 3, 4, 9]), common.selection_errors([0, 1])
+    assert (first["num_selected"], first["num_false"], first["num_missed"]) == (6, 1, 0)
+    assert (second["num_selected"], second["num_false"], second["num_missed"]) == (2, 0, 3)
+    assert common.false_selection_rate([first, second]) == 1 / 8  # not the mean of 1/6 and 0
+    assert common.negative_selection_rate([first, second]) == 3 / 10
+    assert math.isnan(common.false_selection_rate([common.selection_errors([])]))
+    assert common.selection_errors(None)["num_selected"] is None
+
+
+def test_interval_metrics_by_hand(load: Any) -> None:
+    common = load("common")
+    y, lower, upper = np.array([0.0, 3.0, -1.0]), np.zeros(3), np.array([1.0, 2.0, 1.0])
+    found = common.interval_metrics(y, lower, upper)
+    assert found["coverage"] == pytest.approx(1 / 3)
+    assert found["mean_width"] == pytest.approx(4 / 3)
+    assert found["interval_score"] == pytest.approx((1 + (2 + 40 * 1) + (1 + 40 * 1)) / 3)
+
+
+def test_conformal_half_width_is_the_right_order_statistic(load: Any) -> None:
+    common = load("common")
+    residuals = np.array([-3.0, 1.0, 2.0, -4.0])
+    assert common.conformal_half_width(residuals, 0.6) == 3.0  # rank ceil(5 * 0.6) = 3
+    assert common.conformal_half_width(residuals, 0.8) == 4.0
+    assert common.conformal_half_width(residuals, 0.9) == math.inf  # more than four rows can promise
+
+
+def test_data_continue_one_stream(load: Any) -> None:
+    """As the paper's scripts draw them: the training rows do not depend on how many follow."""
+    data = load("common").paper_data(3, 20, 6, num_held_out=5)
+    assert [len(rows.y) for rows in (data.train, data.validation, data.test)] == [20, 5, 5]
+    x, y, _ = paper_regression(3, 20, 6)
+    assert np.array_equal(data.train.x, x) and np.array_equal(data.train.y, y)
+    assert np.array_equal(data.test.y, paper_regression(3, 30, 6)[1][25:])
+
+
+def test_validation_rows_that_tuned_do_not_calibrate(load: Any) -> None:
+    common = load("common")
+    data = common.paper_data(1, 10, 5, num_held_out=40)
+    data.validation.y[:20] += 1e6  # seen by tuning: they must not widen the intervals
+    row = common.evaluate(common.Fitted(lambda x: np.zeros(len(x)), [0], num_tuned=20), data)
+    half = common.conformal_half_width(data.validation.y[20:])
+    assert row["mean_width"] == pytest.approx(2 * half) and row["intervals"] == "split conformal"
+    assert row["mspe"] == pytest.approx(np.mean(data.test.y**2))
+
+
+def test_seeds_are_read(load: Any) -> None:
+    assert load("common").seeds("1-3,7") == [1, 2, 3, 7]
+
+
+def test_a_row_is_made_once_and_a_cut_line_is_left_out(load: Any, tmp_path: Path) -> None:
+    """Killed while it writes, the table makes that row again and no other."""
+    table, common = load("regression_table"), load("common")
+    output = tmp_path / "rows.jsonl"
+    made = []
+
+    def fit(data: Any, seed: int, effort: float) -> Any:
+        made.append(seed)
+        return common.Fitted(lambda x: x[:, 1], [1])
+
+    table.load = lambda name: fit
+    for seed in (1, 2, 1):
+        table.run("LASSO", seed, 30, 6, 1.0, output)
+    assert made == [1, 2]
+    output.write_text(output.read_text()[:-20])
+    assert [row["seed"] for row in common.read_rows(output)] == [1]
+    table.run("LASSO", 2, 30, 6, 1.0, output)
+    table.run("LASSO", 1, 31, 6, 1.0, output)  # another size is another row
+    assert [(row["seed"], row["num_rows"]) for row in common.read_rows(output)] == [(1, 30), (2, 30), (1, 31)]
+    assert json.loads(output.read_text().splitlines()[0])["environment"]["torch"] == torch.__version__
+
+
+def test_table_shows_mean_and_spread_beside_the_papers(load: Any) -> None:
+    table = load("regression_table")
+    shared = {"network": "", "note": "a note", "intervals": "own", "coverage": 0.95, "interval_score": 4.7}
+    rows = [
+        {"method": "LASSO", "num_selected": n, "num_false": n - 5, "num_missed": 0, "msfe": m, "mspe": m + 1}
+        | {"mean_width": 4.0, "cpu_seconds": 10.0}
+        | shared
+        for n, m in ((5, 1.0), (15, 2.0))
+    ]
+    lines = table.table(rows).splitlines()
+    own = next(line for line in lines if line.startswith("| LASSO |"))
+    assert own.startswith("| LASSO | 2 | 10.0 (7.1) | 0.500 | 0.000 | 1.500 (0.707) | 2.500 (0.707) | 0.950 (0.000) |")
+    paper = next(line for line in lines if line.startswith("| LASSO, paper"))
+    assert "566.8 (4.844) | 0.993 | 0.26 | 8.542 (0.022) | 9.496 (0.148)" in paper
+    assert own.count("|") == paper.count("|") == len(table.COLUMNS) + 1
+    assert "- LASSO: no network; own intervals; a note" in lines
+    assert table.mean_sd([{"v": 1.17e-5}], "v", 3) == "1.17e-05"
+
+
+def test_covered_points_survive_the_file(load: Any, tmp_path: Path) -> None:
+    coverage, common = load("interval_coverage"), load("common")
+    points = coverage.test_points(6, seed=4)
+    assert np.array_equal(points.x, coverage.test_points(6, seed=5).x)  # fixed inputs,
+    assert not np.array_equal(points.y, coverage.test_points(6, seed=5).y)  # new responses
+    half = np.linspace(0.0, 3.0, len(points.y))
+    row = coverage.describe(coverage.Intervals(points.f - half, points.f + half), points)
+    common.append_row(tmp_path / "rows.jsonl", row)
+    (read,) = common.read_rows(tmp_path / "rows.jsonl")
+    inside = np.abs(points.y - points.f) <= half
+    assert np.array_equal(coverage.covered(read), inside)
+    assert read["coverage"] == pytest.approx(inside.mean())
+    assert abs(read["exact_coverage"] - inside.mean()) < 0.05  # the law of the noise against a thousand draws of it
+    assert len(read["shown"][0]) == coverage.NUM_SHOWN
+
+
+def test_the_proximal_map_minimises_what_it_should(load: Any) -> None:
+    """Against a fine grid over two weights of one input."""
+    spinn = load("rivals.spinn")
+    weight, reach = torch.tensor([[1.0], [-0.4]]), 0.5
+    grid = torch.cartesian_prod(torch.linspace(-0.5, 1.0, 301), torch.linspace(-0.5, 1.0, 301))
+    penalty = spinn.MIX * grid.abs().sum(1) + (1 - spinn.MIX) * grid.norm(dim=1)
+    best = grid[(0.5 * (grid - weight.T).square().sum(1) + reach * penalty).argmin()]
+    assert torch.allclose(spinn.shrunk(weight, reach)[:, 0], best, atol=0.006)
+    assert not spinn.shrunk(weight, 5.0).any()
+
+
+def test_evidence_is_exact_for_a_linear_network(load: Any) -> None:
+    """Laplace's approximation has no error where the log-posterior is quadratic: against the normal law of y."""
+    import pyro
+    import pyro.distributions as dist
+
+    import pyro_sparse as ps
+
+    evidence = load("rivals.evidence")
+    x = torch.randn(40, 2)
+    y = x @ torch.tensor([0.7, -1.2]) + torch.randn(40)
+    net = ps.sparsify(torch.nn.Linear(2, 1, bias=False), ps.SpikeSlab(0.5, 1e-5, 1.0))
+
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", 40):
+            return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    no_step = ps.PriorAnnealing(0, 0, 0, 1, learning_rate=1e-12, temperature=0.0)
+    run = ps.anneal(model, (x, y), no_step, num_draws=1, progress=False)
+    fit = ps.refit(run, ps.select(run), tolerance=1e-6)
+    law = dist.MultivariateNormal(torch.zeros(40).double(), x.double() @ x.double().T + torch.eye(40).double())
+    # The noise variance of the covariance is estimated, here 1 in truth: that is the difference allowed.
+    allowed = abs(math.log(fit.noise_variance)) + 1e-3
+    assert abs(evidence.log_evidence(fit) - float(law.log_prob(y.double()))) < allowed
+
+
+@pytest.mark.parametrize(
+    "method, package",
+    [
+        pytest.param("SIS", "skglm", marks=pytest.mark.slow),  # numba compiles for a quarter of a minute
+        ("BART50", "stochtree"),
+        ("LassoNet", "lassonet"),
+        ("Boosted trees", "sklearn"),
+    ],
+)
+def test_a_rival_runs(load: Any, tmp_path: Path, method: str, package: str) -> None:
+    pytest.importorskip(package)  # not optional_import: the extra `benchmarks` is not installed in CI
+    table, common = load("regression_table"), load("common")
+    table.run(method, 1, 200, 8, 0.01, tmp_path / "rows.jsonl")
+    (row,) = common.read_rows(tmp_path / "rows.jsonl")
+    assert row["method"] == method and math.isfinite(row["mspe"]) and row["num_selected"] <= 8

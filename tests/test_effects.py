@@ -1,0 +1,92 @@
+"""Partial dependence with intervals: against scikit-learn's, and against a linear model's textbook intervals."""
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy import stats
+from sklearn.inspection import partial_dependence
+
+import pyro_sparse as ps
+
+SHORT = ps.PriorAnnealing(100, 400, 600, 100, learning_rate=1e-2)
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(300, 4)) * [1.0, 2.0, 5.0, 1.0] + 3
+X[:, 3] = RNG.integers(0, 2, 300)
+Y = 2 * X[:, 0] + (X[:, 1] - 3) ** 2 + 3 * X[:, 3] + RNG.normal(size=300)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> ps.SparseRegressor:
+    return ps.SparseRegressor(hidden=(6,), schedule=SHORT, random_state=0).fit(X, Y)
+
+
+def test_the_mean_is_that_of_scikit_learn(fitted: ps.SparseRegressor) -> None:
+    table = fitted.effects(X, num_points=5, num_rows=300)
+    assert list(table["input"].unique()) == [0, 1, 3]
+    for column, part in table.groupby("input"):
+        values = {column: part["value"].to_numpy()}
+        theirs = partial_dependence(fitted, X, [column], custom_values=values, method="brute")["average"][0]
+        assert np.allclose(part["mean"], theirs, atol=1e-5)
+    assert ((table["lower"] < table["mean"]) & (table["mean"] < table["upper"])).all()
+    assert table[table["input"] == 3]["value"].tolist() == [0.0, 1.0]
+    assert np.allclose(table[table["input"] == 0]["value"].iloc[[0, -1]], np.quantile(X[:, 0], [0.05, 0.95]))
+
+
+def test_the_shapes_are_those_of_the_truth(fitted: ps.SparseRegressor) -> None:
+    table = fitted.effects(X).set_index("input")
+    assert (np.diff(table.loc[0, "mean"]) > 0).all()
+    valley = table.loc[1].reset_index().set_index("value")["mean"]
+    assert abs(float(valley.idxmin()) - 3) < 0.8
+    assert np.diff(table.loc[3, "mean"])[0] == pytest.approx(3, abs=0.6)
+
+
+def linear_fit() -> tuple[ps.Fit, torch.Tensor, torch.Tensor]:
+    """Three coefficients and an intercept, all kept, by plain maximum likelihood."""
+    x = torch.as_tensor(X[:, :3] - 3, dtype=torch.float32)
+    x = torch.cat([torch.ones(300, 1), x], 1)
+    y = torch.as_tensor(X[:, 0] + 0.5 * RNG.normal(size=300), dtype=torch.float32)
+    law = ps.SpikeSlab(0.9999, 0.3, 10.0, 0.5).expand([4]).to_event(1)
+
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        weights = pyro.sample("weights", law)
+        with pyro.plate("data", 300, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(x @ weights, 0.5), obs=y)
+
+    run = ps.anneal(model, (x, y), ps.PriorAnnealing(200, 1, 1, 1, learning_rate=1e-2), num_draws=1, progress=False)
+    return ps.refit(run, ps.select(run), keep_slab=False), x, y
+
+
+def test_the_interval_is_the_textbooks_for_a_linear_model() -> None:
+    """Averaged over rows a linear prediction is the one at the mean row: its variance is a' (X'X)^-1 a sigma²."""
+    fit, x, y = linear_fit()
+    values = [-1.0, 0.0, 2.0]
+    table = ps.partial_dependence(fit, x, 2, values, prob=0.9)
+    design, response = x.double().numpy(), y.double().numpy()
+    inverse = np.linalg.inv(design.T @ design)
+    weights = inverse @ design.T @ response
+    sigma2 = np.sum((response - design @ weights) ** 2) / (300 - 4)
+    at = np.repeat(design.mean(0)[None], 3, 0)
+    at[:, 2] = values
+    half = stats.norm.ppf(0.95) * np.sqrt(sigma2 * np.einsum("ij,jk,ik->i", at, inverse, at))
+    assert np.allclose(table["mean"], at @ weights, atol=1e-6)
+    assert np.allclose(table["mean_upper"] - table["mean"], half, rtol=1e-4)
+    assert table["value"].values.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "prob", "message"),
+    [
+        (4, [0.0], 0.9, "column must be one of the 4 columns of the model's first argument, got 4"),
+        (-1, [0.0], 0.9, "got -1"),
+        (0, [], 0.9, r"values must list at least one number, got shape \(0,\)"),
+        (0, [0.0], 90, r"prob must lie in \(0, 1\), got 90"),
+    ],
+)
+def test_bad_arguments_are_named(column: int, values: list[float], prob: float, message: str) -> None:
+    fit, x, _ = linear_fit()
+    with pytest.raises(ValueError, match=message):
+        ps.partial_dependence(fit, x, column, values, prob)
