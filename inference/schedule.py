@@ -52,10 +52,10 @@ class PriorAnnealing:
         ValueError: naming the argument, the rule and the value.
     """
 
-    train_steps: int = 500
-    power_steps: int = 2_000
-    spike_steps: int = 5_000
-    cool_steps: int = 1_000
+    train_steps: int = 1_000
+    power_steps: int = 4_000
+    spike_steps: int = 10_000
+    cool_steps: int = 5_000
     sample_steps: int = 0
     learning_rate: float = 4e-3
     friction: float = 0.1

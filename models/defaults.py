@@ -8,7 +8,6 @@ from pyro_sparse.models.spike_slab import SpikeSlab
 
 SLAB_SCALE = 1.0
 FINAL_THRESHOLD = 0.1  # in units of the layer's largest initial weight
-INITIAL_SPIKE = 0.7  # in units of 1 / sqrt(fan-in)
 
 
 def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) -> dict[str, SpikeSlab]:
@@ -20,8 +19,9 @@ def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) 
     The inclusion threshold ends at a tenth of :math:`b`, the layer's largest initial weight, which with a slab of scale 1
     fixes the rest: :math:`\sigma_0^{-2} = 2 c / (0.1 b)^2 + 1` and
     :math:`\log((1 - \lambda) / \lambda) = c - \log(1 / \sigma_0)`. The spike starts at 0.7 / sqrt(fan-in), as wide as the
-    network's start, so that it shrinks and does not choose before the data have spoken. The final one is kept above
-    :math:`0.165 / \sqrt n`, where learning rates up to 0.01 are stable.
+    network's start, so that it shrinks and does not choose before the data have spoken (at 1 / sqrt(fan-in) where all
+    inputs matter; at most 0.7). The final one is kept above :math:`0.165 / \sqrt n`, where learning rates up to 0.01 are
+    stable.
 
     Args:
         module: the network, with its start values; data are taken to be of about unit variance.
@@ -42,16 +42,16 @@ def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) 
         largest = max(float(p.detach().abs().max()) for _, p in parameters)
         fan_in = widest[0].numel()
         choice = 2 * math.log(fan_in) * (depth == 0) if select_inputs else 0.5 * math.log(widest.numel())
-        law = _law(largest if largest > 0 else 1.0, 0.5 * math.log(num_data) + choice, fan_in, num_data).to(
+        initial = min((0.7 if select_inputs else 1.0) / math.sqrt(fan_in), 0.7 * SLAB_SCALE)
+        law = _law(largest if largest > 0 else 1.0, 0.5 * math.log(num_data) + choice, initial, num_data).to(
             widest.detach()
         )
         laws.update({name: law for name, _ in parameters})
     return laws
 
 
-def _law(largest: float, cost: float, fan_in: int, num_data: int) -> SpikeSlab:
+def _law(largest: float, cost: float, initial: float, num_data: int) -> SpikeSlab:
     spike = (2 * cost / (FINAL_THRESHOLD * largest) ** 2 + SLAB_SCALE**-2) ** -0.5
     spike = min(max(spike, 0.165 / math.sqrt(num_data)), 0.5 * SLAB_SCALE)
     slab_prob = 1 / (1 + math.exp(max(cost - math.log(SLAB_SCALE / spike), 0.0)))
-    initial = min(INITIAL_SPIKE / math.sqrt(fan_in), 0.7 * SLAB_SCALE)
     return SpikeSlab(slab_prob, spike, SLAB_SCALE, max(initial, spike))

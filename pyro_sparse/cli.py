@@ -41,7 +41,10 @@ Out = Annotated[Path, typer.Option(help="Folder for everything that is written."
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the held-out rows and of the run.")]
 Device = Annotated[str, typer.Option(help="Device that PyTorch computes on, such as cpu or cuda.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads on the CPU; the same number, the same answer.")]
-Steps = Annotated[int | None, typer.Option(min=MIN_STEPS, help="Annealing steps a round.", show_default="8500")]
+Steps = Annotated[
+    int | None,
+    typer.Option(min=MIN_STEPS, help="Steps of the last round; half in those before.", show_default="20000"),
+]
 
 
 @app.command()
@@ -160,24 +163,10 @@ def _estimator(
         "random_state": seed,
         "device": device,
         "progress": sys.stderr.isatty(),
-        "schedule": None if steps is None else _shortened(steps, train),
+        "steps": 20_000 if steps is None else steps,
     }
     family = train.response.family
     return SparseClassifier(**settings) if family == "classes" else SparseRegressor(family, **settings)
-
-
-def _shortened(steps: int, train: "Table") -> Any:
-    """The estimator's schedule with its phases in proportion."""
-    from dataclasses import replace
-
-    from pyro_sparse.estimators import default_schedule
-    from pyro_sparse.inference.schedule import PHASES
-
-    default = default_schedule(len(train.target))
-    rate = train.target.mean() if train.response.family == "poisson" else 1.0
-    share = steps / default.num_steps
-    lengths: Any = {f"{phase}_steps": round(share * default.length(phase)) for phase in PHASES}
-    return replace(default, learning_rate=default.learning_rate / max(1.0, rate), **lengths)
 
 
 def _fit_and_report(

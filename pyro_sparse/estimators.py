@@ -60,6 +60,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         self,
         hidden: tuple[int, ...] = (20, 10),
         activation: str = "tanh",
+        steps: int = 20_000,
         schedule: PriorAnnealing | None = None,
         batch_size: int | None = None,
         rounds: int | None = None,
@@ -70,6 +71,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
     ) -> None:
         self.hidden = hidden
         self.activation = activation
+        self.steps = steps
         self.schedule = schedule
         self.batch_size = batch_size
         self.rounds = rounds
@@ -80,9 +82,13 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
 
     def _fit(self, X: Array, y: Tensor, names: list[str] | None) -> Self:
         """Runs, rounds and refits; the run with the best criterion is kept."""
-        for name, value in (("num_runs", self.num_runs), ("rounds", self.rounds)):
-            if value is not None and not value >= 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
+        for name, value, least in (
+            ("num_runs", self.num_runs, 1),
+            ("rounds", self.rounds, 1),
+            ("steps", self.steps, 100),
+        ):
+            if value is not None and not value >= least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
         names = [f"x{column}" for column in range(self.n_features_in_)] if names is None else names
         self._standardise(X)
         state = check_random_state(self.random_state)
@@ -106,16 +112,14 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             columns = survivors
         return _Found(columns, run, refit(run, structure.with_biases()), round_number)
 
-    def _annealed(
-        self, data: tuple[Tensor, Tensor], seed: int, names: list[str], select_inputs: bool, label: str
-    ) -> Run:
+    def _annealed(self, data: tuple[Tensor, Tensor], seed: int, names: list[str], choosing: bool, label: str) -> Run:
         """The run; where the default learning rate proves too large for the data (strongly correlated inputs), a smaller."""
         num_data = len(data[0])
-        schedule = self._default_schedule(num_data) if self.schedule is None else self.schedule
+        schedule = self._default_schedule(num_data, choosing) if self.schedule is None else self.schedule
         for attempts_left in (3, 2, 1, 0):
             try:
                 return anneal(
-                    self._model(num_data, len(names), seed, select_inputs),
+                    self._model(num_data, len(names), seed, choosing),
                     data,
                     schedule,
                     _batch_size(num_data) if self.batch_size is None else self.batch_size,
@@ -232,8 +236,8 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         prior = default_prior(net, num_data, select_inputs)
         return self._response_model(sparsify(net, prior).to(self.device), num_data)
 
-    def _default_schedule(self, num_data: int) -> PriorAnnealing:
-        return default_schedule(num_data)
+    def _default_schedule(self, num_data: int, choosing: bool) -> PriorAnnealing:
+        return default_schedule(num_data, self.steps // 2 if choosing else self.steps)
 
     def _num_outputs(self) -> int:
         raise NotImplementedError
@@ -278,10 +282,12 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
             a normal law whose scale is a second output of the network, or "poisson" for counts, by their log rate.
         hidden: widths of the hidden layers.
         activation: between the layers, as in :class:`SparseNet`.
-        schedule: a :class:`PriorAnnealing`; where left out, its defaults at learning rate
-            4e-3 sqrt(10,000 / rows) within [4e-3, 1e-2].
+        steps: of the last round, >= 100; rounds before it, which choose inputs, take half of them.
+        schedule: a :class:`PriorAnnealing` for every round instead; its learning rate is otherwise 4e-3 sqrt(10,000 / rows)
+            within [4e-3, 1e-2].
         batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows).
-        rounds: annealing rounds at most, >= 1; as many as it takes until no input is dropped where left out.
+        rounds: annealing rounds at most, >= 1. Where left out, as many as it takes until no input is dropped, and a last one
+            that chooses weights among the inputs that are left.
         num_runs: independent runs from different seeds, each of all rounds. The one with the best extended BIC is kept;
             ``inclusion_probability_`` says how often each input is selected.
         random_state: an integer, a RandomState or None, as everywhere in scikit-learn.
@@ -303,6 +309,7 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         family: str = "normal",
         hidden: tuple[int, ...] = (20, 10),
         activation: str = "tanh",
+        steps: int = 20_000,
         schedule: PriorAnnealing | None = None,
         batch_size: int | None = None,
         rounds: int | None = None,
@@ -311,7 +318,9 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         device: str = "cpu",
         progress: bool = False,
     ) -> None:
-        super().__init__(hidden, activation, schedule, batch_size, rounds, num_runs, random_state, device, progress)
+        super().__init__(
+            hidden, activation, steps, schedule, batch_size, rounds, num_runs, random_state, device, progress
+        )
         self.family = family
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -371,8 +380,8 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
         return regression_model(net, num_data, self.family, offset=math.log(self.y_rate_))
 
-    def _default_schedule(self, num_data: int) -> PriorAnnealing:
-        schedule = super()._default_schedule(num_data)
+    def _default_schedule(self, num_data: int, choosing: bool) -> PriorAnnealing:
+        schedule = super()._default_schedule(num_data, choosing)
         # The curvature of the Poisson likelihood in the log rate is the rate.
         return replace(schedule, learning_rate=schedule.learning_rate / max(1.0, self.y_rate_))
 
@@ -496,7 +505,8 @@ def _batch_size(num_data: int) -> int:
     return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
 
 
-def default_schedule(num_data: int) -> PriorAnnealing:
-    """The schedule of :class:`SparseRegressor` for a number of rows."""
+def default_schedule(num_data: int, steps: int = 20_000) -> PriorAnnealing:
+    """The schedule of the estimators for a number of rows."""
+    train, power, spike = steps // 20, steps // 5, steps // 2
     rate = min(1e-2, 4e-3 * max(1.0, (10_000 / num_data) ** 0.5))
-    return PriorAnnealing(learning_rate=rate)
+    return PriorAnnealing(train, power, spike, steps - train - power - spike, learning_rate=rate)

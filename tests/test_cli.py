@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import pyro_sparse as ps
 from pyro_sparse.cli import app
 from pyro_sparse.datasets import paper_regression
-from pyro_sparse.estimators import SparseClassifier, default_schedule
+from pyro_sparse.estimators import SparseClassifier
 from pyro_sparse.folders import claim
 from pyro_sparse.report import load, selected_in_runs, selected_inputs
 from pyro_sparse.tables import Encoding, Table, complete, prepare, read_csv
@@ -88,9 +88,7 @@ def test_fit_writes_what_it_promises(fitted: tuple[Path, str]) -> None:
     for picture in folder.glob("*.png"):
         assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
     trace = xr.open_datatree(folder / "trace.zarr", engine="zarr", consolidated=False)
-    full = default_schedule(62)
-    cooling = round(full.cool_steps * 400 / full.num_steps)
-    assert trace["posterior"].sizes["draw"] == min(100, cooling)
+    assert trace["posterior"].sizes["draw"] in (50, 100)  # of the cooling quarter of 200 or 400 steps
     structure = json.loads((folder / "structure.json").read_text())
     assert structure["num_kept"] == sum(len(site["kept"]) for site in structure["weights"].values())
 

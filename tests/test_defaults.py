@@ -44,7 +44,8 @@ def test_cost_and_thresholds_are_those_it_promises(sizes: tuple[int, ...], num_d
         assert math.log(excluded / (1 - excluded)) == pytest.approx(cost, rel=1e-5)
         assert float(law.slab_scale) == 1
         final, initial = float(law.inclusion_threshold), float(law.at(0.0).inclusion_threshold)
-        assert float(law.initial_spike_scale) == pytest.approx(0.7 / fan_in**0.5)
+        wide = 0.7 if select_inputs else min(1.0, 0.7 * fan_in**0.5)
+        assert float(law.initial_spike_scale) == pytest.approx(wide / fan_in**0.5)
         assert float(law.spike_scale) >= floor * (1 - 1e-6)
         if float(law.spike_scale) > floor * (1 + 1e-6) and cost == asked:
             assert final == pytest.approx(0.1 * b, rel=1e-5)

@@ -165,6 +165,7 @@ def test_parameters_are_kept_as_given() -> None:
         "family": "normal",
         "hidden": (5, 3),
         "activation": "relu",
+        "steps": 4_000,
         "schedule": TINY,
         "batch_size": 30,
         "rounds": 1,
@@ -300,7 +301,7 @@ def test_a_learning_rate_too_large_for_the_data_is_lowered_and_said(monkeypatch:
     x = rng.randn(60, 1) + 0.1 * rng.randn(60, 50)  # one direction holds almost all of the variance
     y = x[:, 0] + 0.01 * rng.randn(60)
     schedule = ps.PriorAnnealing(30, 30, 60, 100, learning_rate=0.1)
-    monkeypatch.setattr("pyro_sparse.estimators.default_schedule", lambda num_data: schedule)
+    monkeypatch.setattr("pyro_sparse.estimators.default_schedule", lambda num_data, steps: schedule)
     with pytest.warns(UserWarning, match="starting again with learning_rate 0.033"):
         fitted = ps.SparseRegressor(random_state=0).fit(x, y)
     assert fitted.run_.schedule.learning_rate < 0.1 and np.isfinite(fitted.predict_interval(x)).all()
