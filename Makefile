@@ -31,6 +31,8 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) benchmarks/foundation.py
+	$(PY) benchmarks/truths.py
+	$(PY) benchmarks/real_data.py diabetes
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

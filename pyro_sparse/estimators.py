@@ -419,7 +419,7 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must have at least two classes, got one class, {self.classes_[0]!r}, in all rows")
+            raise ValueError(f"y must have at least two classes, got only {self.classes_[0]} in all {len(y)} rows")
         binary = len(self.classes_) == 2
         return self._fit(X, self._tensor(codes) if binary else torch.as_tensor(codes, device=self.device), names)
 

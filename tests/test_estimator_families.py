@@ -1,0 +1,196 @@
+"""Rounds and runs of the estimators, the classifier, and counts and noise of varying scale."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_iris
+
+import pyro_sparse as ps
+from pyro_sparse import estimators
+
+Array = np.ndarray[Any, Any]
+SHORT = ps.PriorAnnealing(100, 500, 900, 200, learning_rate=1e-2)
+TINY = ps.PriorAnnealing(5, 10, 10, 5, learning_rate=1e-2)
+RNG = np.random.default_rng(11)
+X = RNG.normal(size=(600, 6))
+NEW = RNG.normal(size=(4_000, 6))
+
+
+def options(**others: Any) -> dict[str, Any]:
+    return {"hidden": (5,), "schedule": SHORT, "random_state": 0} | others
+
+
+def log_odds(x: Array) -> Array:
+    return 3 * x[:, 1] - 2 * np.abs(x[:, 4])
+
+
+@pytest.fixture(scope="module")
+def classified() -> ps.SparseClassifier:
+    labels = np.where(RNG.random(600) < 1 / (1 + np.exp(-log_odds(X))), "yes", "no")
+    return ps.SparseClassifier(**options()).fit(pd.DataFrame(X, columns=list("abcdef")), labels)
+
+
+def test_two_classes_have_the_right_inputs_and_probabilities(classified: ps.SparseClassifier) -> None:
+    assert classified.classes_.tolist() == ["no", "yes"] and classified.selected_inputs_ == ["b", "e"]
+    new = pd.DataFrame(NEW, columns=list("abcdef"))
+    probability, truth = classified.predict_proba(new), 1 / (1 + np.exp(-log_odds(NEW)))
+    assert probability.shape == (4_000, 2) and np.allclose(probability.sum(1), 1)
+    assert np.abs(probability[:, 1] - truth).mean() < 0.06
+    assert np.array_equal(classified.predict(new), np.where(probability[:, 1] > 0.5, "yes", "no"))
+    drawn = np.random.default_rng(0).random(4_000) < truth
+    members = classified.predict_set(new, prob=0.9)
+    assert members[np.arange(4_000), drawn.astype(int)].mean() > 0.88
+    assert members.any(1).all() and not members.all()
+
+
+def test_the_table_of_two_classes_is_symmetric(classified: ps.SparseClassifier) -> None:
+    table = classified.predict_table(pd.DataFrame(NEW[:50], columns=list("abcdef"), index=range(7, 57)))
+    assert list(table) == [*(f"P(no){end}" for end in ("", "_lower", "_upper")), *table.columns[3:]]
+    assert table.index.tolist() == list(range(7, 57)) and table.columns[-1] == "set"
+    assert np.allclose(table["P(no)"], 1 - table["P(yes)"]) and np.allclose(
+        table["P(no)_lower"], 1 - table["P(yes)_upper"]
+    )
+    assert (table["P(yes)_lower"] < table["P(yes)"]).all() and (table["P(yes)"] < table["P(yes)_upper"]).all()
+    assert set(table["set"]) <= {"no", "yes", "no yes"}
+
+
+def test_the_effects_of_a_classifier_are_probabilities(classified: ps.SparseClassifier) -> None:
+    effects = classified.effects(pd.DataFrame(X, columns=list("abcdef")), num_points=5)
+    assert set(effects["class"]) == {"no", "yes"} and len(effects) == 2 * 2 * 5
+    rising = effects[(effects["input"] == "b") & (effects["class"] == "yes")]["mean"]
+    falling = effects[(effects["input"] == "b") & (effects["class"] == "no")]["mean"]
+    assert (np.diff(rising) > 0).all() and np.allclose(rising.to_numpy(), 1 - falling.to_numpy())
+
+
+def test_a_saved_classifier_predicts_the_same(classified: ps.SparseClassifier, tmp_path: Path) -> None:
+    new = pd.DataFrame(NEW[:20], columns=list("abcdef"))
+    classified.save(tmp_path)
+    again = ps.SparseClassifier.load(tmp_path)
+    pd.testing.assert_frame_equal(again.predict_table(new), classified.predict_table(new))
+    assert again.classes_.tolist() == ["no", "yes"] and np.array_equal(again.supports_, classified.supports_)
+    with pytest.raises(ValueError, match="must hold a SparseRegressor, got a SparseClassifier"):
+        ps.SparseRegressor.load(tmp_path)
+
+
+def test_three_classes() -> None:
+    x, y = load_iris(return_X_y=True)
+    fitted = ps.SparseClassifier(hidden=(6,), steps=4_000, random_state=0).fit(x, y + 5)
+    assert fitted.classes_.tolist() == [5, 6, 7] and fitted.fit_.module()[-1].out_features == 3
+    assert np.mean(fitted.predict(x) == y + 5) > 0.93
+    members = fitted.predict_set(x)
+    assert members.shape == (150, 3) and members[np.arange(150), y].mean() >= 0.95
+    assert set(fitted.get_support(indices=True)) & {2, 3}
+
+
+def test_labels_that_cannot_be_classified_are_refused() -> None:
+    with pytest.raises(ValueError, match="y must have at least two classes, got only a in all 600 rows"):
+        ps.SparseClassifier(**options()).fit(X, ["a"] * 600)
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        ps.SparseClassifier(**options()).fit(X, X[:, 0])
+
+
+def test_counts() -> None:
+    """2,000 new rows: the count intervals cover at least 94 % (binomial, one false alarm in 10,000 at 96 %)."""
+    rate, rate_new = (np.exp(1.5 + 0.8 * x[:, 0] - 0.4 * x[:, 2] ** 2) for x in (X, NEW))
+    y, y_new = (np.random.default_rng(3).poisson(r) for r in (rate, rate_new))
+    fitted = ps.SparseRegressor("poisson", **options()).fit(X, y)
+    assert fitted.selected_inputs_ == [0, 2] and fitted.noise_scale_ is None
+    table = fitted.predict_table(NEW)
+    assert np.abs(table["mean"] / rate_new - 1).median() < 0.12
+    assert ((table["lower"] <= y_new) & (y_new <= table["upper"])).mean() > 0.94
+    assert (table[["lower", "upper"]] % 1 == 0).all(axis=None) and (table["lower"] >= 0).all()
+
+
+def test_noise_that_varies_has_intervals_that_vary() -> None:
+    scale, scale_new = (np.exp(0.7 * x[:, 3]) for x in (X, NEW))
+    y, y_new = 20 + 5 * X[:, 0] + scale * RNG.normal(size=600), 20 + 5 * NEW[:, 0] + scale_new * RNG.normal(size=4_000)
+    fitted = ps.SparseRegressor("heteroscedastic", **options()).fit(X, y)
+    assert {0, 3} <= set(fitted.selected_inputs_) and fitted.noise_scale_ is None
+    table = fitted.predict_table(NEW)
+    inside = ((table["lower"] <= y_new) & (y_new <= table["upper"])).to_numpy()
+    for part in (NEW[:, 3] < -0.7, NEW[:, 3] > 0.7):
+        assert 0.88 < inside[part].mean() < 0.99
+    widths = (table["upper"] - table["lower"]).to_numpy()
+    assert np.corrcoef(np.log(widths), np.log(scale_new))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(("value", "shown"), [(-1.0, "-1"), (0.5, "0.5")])
+def test_what_is_no_count_is_refused(value: float, shown: str) -> None:
+    y = np.arange(600.0)
+    y[3] = value
+    with pytest.raises(ValueError, match=rf"y must hold counts 0, 1, 2, ... for the poisson family, got {shown}"):
+        ps.SparseRegressor("poisson", **options()).fit(X, y)
+
+
+def test_unknown_families_and_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="family must be one of normal, heteroscedastic, poisson, got 'gamma'"):
+        ps.SparseRegressor("gamma", **options()).fit(X, X[:, 0])
+    for name, value, least in (("rounds", 0, 1), ("num_runs", 0, 1), ("steps", 99, 100)):
+        with pytest.raises(ValueError, match=f"{name} must be >= {least}, got {value}"):
+            ps.SparseRegressor(**options(**{name: value})).fit(X, X[:, 0])
+
+
+class Scripted:
+    """Stands for annealing: each call keeps the inputs that the script says, and notes what it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: set[str]) -> None:
+        self.kept, self.given, self.choosing = list(kept), [], []
+        monkeypatch.setattr(estimators, "anneal", self.anneal)
+        monkeypatch.setattr(estimators, "default_prior", self.prior)
+        self._anneal, self._prior = ps.anneal, ps.default_prior
+
+    def prior(self, net: torch.nn.Module, num_data: int, select_inputs: bool) -> Any:
+        self.choosing.append(select_inputs)
+        return self._prior(net, num_data, select_inputs)
+
+    def anneal(self, model: Any, data: Any, schedule: Any, batch_size: int, **others: Any) -> ps.Run:
+        self.given.append(others["input_names"])
+        run = self._anneal(model, data, TINY, batch_size, **(others | {"num_draws": 1}))
+        weight = next(part for site, part in run.spec.layout.parts(run.positions[0]) if site.name == "layer1.weight")
+        run.positions[0].fill_(1.0)
+        weight[:] = torch.tensor([float(name in self.kept[0]) for name in others["input_names"]])
+        if len(self.kept) > 1:
+            self.kept.pop(0)
+        return run
+
+
+def test_rounds_go_on_until_no_input_is_dropped_and_then_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(monkeypatch, {"x0", "x1", "x5"}, {"x0", "x5"})
+    fitted = ps.SparseRegressor(**options()).fit(X, X[:, 0])
+    assert script.given == [[f"x{i}" for i in range(6)], ["x0", "x1", "x5"], ["x0", "x5"], ["x0", "x5"]]
+    assert script.choosing == [True, True, True, False]
+    assert fitted.num_rounds_ == 4 and fitted.columns_.tolist() == [0, 5] and fitted.selected_inputs_ == [0, 5]
+    assert fitted.fit_.module()[0].in_features == 2
+
+
+def test_the_last_round_may_drop_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(monkeypatch, {f"x{i}" for i in range(6)}, {"x2"})
+    fitted = ps.SparseRegressor(**options()).fit(X, X[:, 2])
+    assert script.choosing == [True, False] and fitted.columns_.tolist() == list(range(6))
+    assert fitted.selected_inputs_ == [2] and fitted.get_support(indices=True).tolist() == [2]
+
+
+@pytest.mark.parametrize(("rounds", "choosing"), [(1, [True]), (2, [True, False]), (3, [True, True, False])])
+def test_rounds_can_be_limited(monkeypatch: pytest.MonkeyPatch, rounds: int, choosing: list[bool]) -> None:
+    script = Scripted(monkeypatch, {"x0", "x1", "x2", "x3"}, {"x0", "x1", "x2"}, {"x0", "x1"})
+    ps.SparseRegressor(**options(rounds=rounds)).fit(X, X[:, 0])
+    assert script.choosing == choosing
+
+
+def test_where_nothing_survives_the_first_round_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(monkeypatch, set())
+    fitted = ps.SparseRegressor(**options()).fit(X, X[:, 0])
+    assert script.choosing == [True] and fitted.selected_inputs_ == [] and np.ptp(fitted.predict(X)) == 0
+
+
+def test_of_several_runs_the_one_with_the_best_criterion_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run finds the input that acts; a third reads another beside it, which the criterion does not pay for."""
+    script = Scripted(monkeypatch, {"x1"}, {"x1"}, {"x1"}, {"x0"}, {"x0"}, {"x0"}, {"x0", "x1"})
+    fitted = ps.SparseRegressor(**options(num_runs=3)).fit(X, X[:, 0] + RNG.normal(size=600))
+    assert len(script.given) == 9 and fitted.selected_inputs_ == [0]
+    assert fitted.supports_[:, :2].tolist() == [[False, True], [True, False], [True, True]]
+    assert np.allclose(fitted.inclusion_probability_, [2 / 3, 2 / 3, 0, 0, 0, 0])
