@@ -125,7 +125,8 @@ class SparseModule(PyroModule):
         site = self.site_name(parameter)
         drawn = _already_drawn(site)
         if drawn is not None:
-            if drawn["infer"].get("sparse_module") is not self:
+            flat = drawn["type"] == "param" and any(item is start for item in drawn["args"])
+            if not flat and drawn["infer"].get("sparse_module") is not self:
                 raise ValueError(f"two networks use the site name '{site}': give one of them a name=")
             return cast(Tensor, drawn["value"])
         if parameter not in self.sparse_names:

@@ -215,6 +215,17 @@ def test_two_bare_networks_clash_unless_named(where: Callable[[str, nn.Parameter
     assert list(nodes) == ["weight", "bias", "other.weight", "other.bias"]
 
 
+def test_a_network_with_flat_parameters_may_be_called_twice_in_one_model() -> None:
+    law = ps.SpikeSlab(0.5, 0.1, 1.0, 0.2)
+    net, other = (ps.sparsify(nn.Linear(2, 1), law, where=lambda name, _: name == "weight") for _ in range(2))
+    x = torch.ones(3, 2)
+    trace = pyro.poutine.trace(lambda: net(x) + net(x)).get_trace()
+    weight, bias = trace.nodes["weight"]["value"], trace.nodes["bias"]["value"]
+    assert torch.allclose(trace.nodes["_RETURN"]["value"], 2 * (x @ weight.T + bias))
+    with pytest.raises(ValueError, match="two networks use the site name"):
+        pyro.poutine.trace(lambda: net(x) + other(x)).get_trace()
+
+
 def test_the_site_of_a_network_may_not_be_taken_by_another_statement() -> None:
     net = ps.SparseLinear(3, 1, prior=PRIOR)
 
