@@ -31,7 +31,8 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) benchmarks/foundation.py
-	$(PY) benchmarks/truths.py
+	$(PY) benchmarks/regression_table.py
+	$(PY) benchmarks/lemma.py
 	$(PY) benchmarks/real_data.py diabetes
 
 $(INSTALLED): pyproject.toml

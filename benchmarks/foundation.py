@@ -1,4 +1,4 @@
-"""The numbers of the README: selection, excess error and coverage where the truth is known, and two real data sets.
+"""The numbers of the README where the truth is known: selection, error beyond the noise, coverage and width.
 
     python benchmarks/foundation.py                    all parts, about half an hour on one core
     python benchmarks/foundation.py own_model --seeds 1
@@ -7,24 +7,16 @@ Prints one JSON line a run and appends it to benchmarks/results/foundation.jsonl
 """
 
 import argparse
-import os
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
 from common import RESULTS, Row, append_row
-from sklearn.datasets import load_diabetes
-from sklearn.linear_model import LassoCV, LinearRegression
-from sklearn.model_selection import KFold
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 import pyro_sparse as ps
 from pyro_sparse.datasets import paper_regression
@@ -91,43 +83,10 @@ def sparse_truth(seed: int) -> Row:
     return row | on_fresh_points(fitted.predict_table(x_new), f(x_new), y_new)
 
 
-def cross_validated(x: np.ndarray, y: np.ndarray, seed: int, num_folds: int) -> Row:
-    """Out-of-fold error and coverage, with the mean, least squares and the lasso on the same folds."""
-    rivals = {"least_squares": LinearRegression(), "lasso": make_pipeline(StandardScaler(), LassoCV(random_state=0))}
-    squared: dict[str, list[float]] = {name: [] for name in ("ours", "mean", *rivals)}
-    inside, width, num_inputs = [], [], []
-    for train, test in KFold(num_folds, shuffle=True, random_state=seed).split(x):
-        fitted = ps.SparseRegressor(random_state=seed).fit(x[train], y[train])
-        table = fitted.predict_table(x[test])
-        squared["ours"] += list((table["mean"] - y[test]) ** 2)
-        squared["mean"] += list((y[train].mean() - y[test]) ** 2)
-        for name, rival in rivals.items():
-            squared[name] += list((rival.fit(x[train], y[train]).predict(x[test]) - y[test]) ** 2)
-        inside += list((y[test] >= table["lower"]) & (y[test] <= table["upper"]))
-        width += list(table["upper"] - table["lower"])
-        num_inputs.append(len(fitted.selected_inputs_))
-    rmse = {f"rmse_{name}": float(np.sqrt(np.mean(values))) for name, values in squared.items()}
-    summary = {"coverage": float(np.mean(inside)), "mean_width": float(np.mean(width)), "inputs": num_inputs}
-    return rmse | summary | {"finite": bool(np.isfinite(width).all())}
-
-
-def diabetes(seed: int) -> Row:
-    """scikit-learn's diabetes data, 442 rows of 10 inputs."""
-    return cross_validated(*load_diabetes(return_X_y=True), seed=seed, num_folds=5)
-
-
-def eye200(seed: int) -> Row:
-    """120 rows of 200 gene-expression probes (the folder named by PYRO_SPARSE_DATA)."""
-    table = pd.read_csv(Path(os.environ["PYRO_SPARSE_DATA"]) / "regression" / "eye200.csv")
-    return cross_validated(table.iloc[:, :-1].to_numpy(), table.iloc[:, -1].to_numpy(), seed=seed, num_folds=10)
-
-
 PARTS: dict[str, tuple[Callable[[int], Row], int]] = {
     "own_model": (own_model, 3),
     "estimator": (estimator, 3),
     "sparse_truth": (sparse_truth, 10),
-    "diabetes": (diabetes, 1),
-    "eye200": (eye200, 1),
 }
 
 
@@ -139,9 +98,6 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in arguments.parts or PARTS:
         part, num_seeds = PARTS[name]
-        if name == "eye200" and "PYRO_SPARSE_DATA" not in os.environ:
-            print("eye200 left out: PYRO_SPARSE_DATA names no folder")
-            continue
         for seed in arguments.seeds or range(1, num_seeds + 1):
             begun = time.process_time()
             with warnings.catch_warnings(record=True) as caught:
