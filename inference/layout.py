@@ -67,20 +67,22 @@ class Layout:
 
     def constrained(self, position: Tensor) -> dict[str, Tensor]:
         """The value of every site, on its support."""
-        return {s.name: part if s.transform is None else s.transform(part) for s, part in self.parts(position)}
+        return self.constrained_with_log_jacobian(position)[0]
 
     def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
         """The position of the given values; inverse of :meth:`constrained`."""
         parts = [values[s.name] if s.transform is None else s.transform.inv(values[s.name]) for s in self.sites]
         return torch.cat([part.reshape(-1) for part in parts])
 
-    def log_jacobian(self, position: Tensor) -> Tensor | float:
-        """log |d value / d position|, summed over the sites that are constrained."""
+    def constrained_with_log_jacobian(self, position: Tensor) -> tuple[dict[str, Tensor], Tensor | float]:
+        """The value of every site, and log |d value / d position| summed over the sites that are constrained."""
+        values: dict[str, Tensor] = {}
         total: Tensor | float = 0.0
         for site, part in self.parts(position):
+            values[site.name] = part if site.transform is None else site.transform(part)
             if site.transform is not None:
-                total = total + site.transform.log_abs_det_jacobian(part, site.transform(part)).sum()
-        return total
+                total = total + site.transform.log_abs_det_jacobian(part, values[site.name]).sum()
+        return values, total
 
     def flat(self, per_site: Mapping[str, Any], default: Any, like: Tensor) -> Tensor:
         """A flat tensor of the position's length from a value or tensor per site; ``default`` for sites left out."""

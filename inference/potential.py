@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import pyro
 import torch
+from pyro.distributions import Independent
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -26,10 +27,33 @@ from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pyro_sparse.inference.inspection import Node, Specification, rows
 from pyro_sparse.models import layers
-from pyro_sparse.models.annealed import annealed
+from pyro_sparse.models.annealed import annealed, find_spike_slab
 from pyro_sparse.models.layers import with_priors
+from pyro_sparse.models.spike_slab import SpikeSlab
 
 Program = Callable[..., Any]
+
+_NEUTRAL = {"mul": ((1,),), "pow": ((1,),), "add": ((0,),)}  # second arguments that change nothing
+# Operations whose Python function takes the same arguments.
+_BOUND = frozenset(
+    {"add", "addmm", "cat", "div", "exp", "expand", "index_add", "index_select", "log", "mm", "mul", "neg", "pow"}
+    | {
+        "reciprocal",
+        "rsub",
+        "select",
+        "squeeze",
+        "stack",
+        "sub",
+        "sum",
+        "t",
+        "tanh",
+        "unbind",
+        "unsqueeze",
+        "view",
+        "where",
+    }
+)
+_SMALL = 50_000  # weights of a site: above it the operations' size takes the time
 
 # Folders whose lines are never the model's own: this package's, Pyro's and PyTorch's.
 _LIBRARIES = (__file__, layers.__file__, pyro.__file__, torch.__file__)
@@ -157,10 +181,10 @@ class Potential:
     def _mean_potential(
         self, position: Tensor, tempering: Tempering, indices: Tensor, *data: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        layout = self.spec.layout
-        log_prob = self.log_prob(layout.constrained(position), tempering, indices, *data)
-        jacobian = tempering.temperature * layout.log_jacobian(position)
-        potential = -sum(log_prob.values(), position.new_zeros(())) - jacobian
+        values, log_jacobian = self.spec.layout.constrained_with_log_jacobian(position)
+        log_prob = self.log_prob(values, tempering, indices, *data)
+        jacobian = tempering.temperature * log_jacobian
+        potential = -torch.stack([*log_prob.values(), position.new_zeros(())]).sum() - jacobian
         return potential / self.spec.num_data, log_prob
 
     def log_prob(
@@ -171,8 +195,10 @@ class Potential:
             with_priors(self.spec.priors)(self.spec.model)
         )
         nodes = trace_with(model, values, indices, self.spec.plates, data)
+        small = {name: node for name, node in nodes.items() if _is_small_prior(node)}
+        joint = _joint_log_prob(small) if small else {}
         return {
-            name: scale_and_mask(node["fn"].log_prob(node["value"]), node["scale"], node["mask"]).sum()
+            name: joint[name] if name in joint else _log_prob(node)
             for name, node in nodes.items()
             if not node["infer"].get("_deterministic")
         }
@@ -194,6 +220,31 @@ class Potential:
             if not torch.allclose(traced.mean_gradient, eager.mean_gradient, tolerance, scale, equal_nan=True):
                 return "the gradient of the traced program differs from it"
         return None
+
+
+def _log_prob(node: Node) -> Tensor:
+    return cast(Tensor, scale_and_mask(node["fn"].log_prob(node["value"]), node["scale"], node["mask"]).sum())
+
+
+def _is_small_prior(node: Node) -> bool:
+    """Whether a site is a spike-and-slab one for which the number of operations counts, not their size."""
+    law = node["fn"]
+    while isinstance(law, Independent):
+        law = law.base_dist
+    plain = isinstance(law, SpikeSlab) and not node["is_observed"] and node["mask"] is None
+    return plain and node["value"].numel() <= _SMALL
+
+
+def _joint_log_prob(nodes: dict[str, Node]) -> dict[str, Tensor]:
+    """The log densities of several spike-and-slab sites as one law of all weights: 25 operations in all, not for each."""
+    laws = [cast(SpikeSlab, find_spike_slab(node["fn"])) for node in nodes.values()]
+    values = [node["value"] for node in nodes.values()]
+    log_prob = SpikeSlab.joined(laws, values).log_prob(torch.cat([value.reshape(-1) for value in values]))
+    sizes = torch.tensor([value.numel() for value in values], device=log_prob.device)
+    site = torch.repeat_interleave(sizes)
+    sums = log_prob.new_zeros(len(laws)).index_add(0, site, log_prob)
+    scaled = sums * torch.stack([torch.as_tensor(node["scale"]).to(sums) for node in nodes.values()])
+    return dict(zip(nodes, scaled.unbind(), strict=True))
 
 
 def trace_with(
@@ -260,9 +311,43 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 constant = graph.graph.get_attr(name)
             known[constant] = value
             node.replace_all_uses_with(constant)
+    for node in graph.graph.nodes:
+        _shorten(node)
     graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.target = _binding(node.target)
     graph.recompile()
     return graph
+
+
+def _shorten(node: torch.fx.Node) -> None:
+    """Drops what autograd leaves behind: factors of 1, terms of 0, views of views, transposes of transposes."""
+    name = getattr(node.target, "__name__", "").split(".")[0]
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
+        return
+    inner, others = node.args[0], node.args[1:]
+    same = _form(node) is not None and _form(node) == _form(inner)
+    neutral = others in _NEUTRAL.get(name, ())
+    if same and (neutral or name in ("view", "expand")):
+        node.replace_all_uses_with(inner)
+    elif name == "view" and getattr(inner.target, "__name__", "") == getattr(node.target, "__name__", ""):
+        node.args = (inner.args[0], *others)
+    elif name == "t" and inner.target == node.target:
+        node.replace_all_uses_with(inner.args[0])
+
+
+def _form(node: torch.fx.Node) -> tuple[Any, ...] | None:
+    value = node.meta.get("val")
+    return (value.shape, value.dtype, value.stride()) if isinstance(value, Tensor) else None
+
+
+def _binding(target: Any) -> Any:
+    """PyTorch's own Python function of an operation, which is called in half the time of the operation itself."""
+    name, _, _ = getattr(target, "__name__", "").partition(".")
+    if getattr(target, "namespace", "") != "aten" or name not in _BOUND:
+        return target
+    return getattr(torch, name, None) or getattr(Tensor, name)
 
 
 def _is_known(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """The mixture-Gaussian (spike-and-slab) law of one weight, equation (3) of the paper."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -106,6 +107,15 @@ class SpikeSlab(TorchDistribution):
         new = self._copy(self.batch_shape, self.progress)
         for name in self.arg_constraints:
             setattr(new, name, getattr(self, name).to(*args, **kwargs))
+        return new
+
+    @classmethod
+    def joined(cls, laws: Sequence[Self], values: Sequence[Tensor]) -> Self:
+        """One law of the weights of several sites, laid end to end: hyper-parameters one a weight."""
+        new = laws[0]._copy(torch.Size([sum(value.numel() for value in values)]), laws[0].progress)
+        for name in cls.arg_constraints:
+            parts = [getattr(law, name).expand(value.shape) for law, value in zip(laws, values, strict=True)]
+            setattr(new, name, torch.cat([part.reshape(-1) for part in parts]))
         return new
 
     @property

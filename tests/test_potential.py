@@ -434,9 +434,42 @@ def test_positions_round_trip_through_constrained_values() -> None:
     assert torch.allclose(values["simplex"].sum(-1), torch.ones(5, dtype=torch.float64))
     assert torch.allclose(layout.unconstrained({n: v[0] for n, v in values.items()}), flat[0])
     jacobian = torch.autograd.functional.jacobian(lambda z: torch.cat(free_coordinates(layout.constrained(z))), flat[0])
-    assert float(layout.log_jacobian(flat[0])) == pytest.approx(float(jacobian.slogdet().logabsdet))
+    _, log_jacobian = layout.constrained_with_log_jacobian(flat[0])
+    assert float(log_jacobian) == pytest.approx(float(jacobian.slogdet().logabsdet))
 
 
 def free_coordinates(values: dict[str, Tensor]) -> list[Tensor]:
     """As many as the position has: the last entry of a simplex follows from the others."""
     return [value[:-1] if name == "simplex" else value.reshape(-1) for name, value in values.items()]
+
+
+def test_small_sites_as_one_law_and_large_sites_one_by_one_have_the_same_density(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = ps.SpikeSlab(*(torch.tensor(a, dtype=torch.float64) for a in (0.4, 0.02, 2.0, 0.3)))
+    own = ps.SpikeSlab(0.3, torch.linspace(0.01, 0.1, 3, dtype=torch.float64), 1.0)  # one hyper-parameter a weight
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", LAW.expand([3]).to_event(1))
+        v = pyro.sample("v", wide.expand([2, 3]).to_event(2))
+        u = pyro.sample("u", own.to_event(1))
+        masked = pyro.sample("masked", LAW.expand([3]).mask(torch.tensor([True, False, True])).to_event(1))
+        with pyro.plate("weights", 3), pyro.poutine.scale(scale=0.5):
+            t = pyro.sample("t", wide)
+        with pyro.plate("data", N, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(x @ (w + v.sum(0) + u + masked + t), 1.0), obs=y)
+
+    spec = inspect(model, (X, Y), 20, 0)
+    position = torch.randn(spec.layout.num_coordinates, dtype=torch.float64)
+    indices = torch.arange(20), torch.arange(20, 40)
+    evaluations = []
+    for limit in (50_000, 0):
+        monkeypatch.setattr("pyro_sparse.inference.potential._SMALL", limit)
+        potential = Potential(spec, position, indices)
+        evaluations.append(potential(position, potential.tempering(0.3, 0.6, 0.1, position), indices[0]))
+    joint, single = evaluations
+    assert joint.log_prob.keys() == single.log_prob.keys()
+    for name, value in single.log_prob.items():
+        assert float(joint.log_prob[name]) == pytest.approx(float(value), rel=1e-12), name
+    assert torch.allclose(joint.mean_gradient, single.mean_gradient, rtol=1e-12, atol=1e-14)
+    assert float(joint.mean_potential) == pytest.approx(float(single.mean_potential), rel=1e-12)
