@@ -1,21 +1,23 @@
 """partial_dependence: the direction and shape of what one input does, with intervals."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor
 
 from pyro_sparse.inference.refit import Fit
 
 
-def partial_dependence(fit: Fit, x: Any, column: int, values: Any, prob: float = 0.95) -> xr.Dataset:
+def partial_dependence(source: Fit | Sequence[Fit], x: Any, column: int, values: Any, prob: float = 0.95) -> xr.Dataset:
     """The mean response, averaged over rows, where one input is set to each of some values in all of them.
 
     Its interval is that of the average by the Fisher information of the kept weights, and takes the rows as given.
 
     Args:
-        fit: a :class:`Fit`.
+        source: a :class:`Fit`, or several of one response, which are averaged as in ``predict``.
         x: the model's arguments without its response, as for ``predict``; a few hundred rows are enough.
         column: of the first argument, counted from 0.
         values: (num_values,) that the input is set to.
@@ -32,7 +34,10 @@ def partial_dependence(fit: Fit, x: Any, column: int, values: Any, prob: float =
     """
     if not 0 < prob < 1:
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
-    inputs = fit.response.inputs(x, fit.free.dtype)
+    fits = [source] if isinstance(source, Fit) else list(source)
+    if not fits:
+        raise ValueError("source must hold at least one fit, got none")
+    inputs = fits[0].response.inputs(x, fits[0].free.dtype)
     columns = inputs[0].shape[1] if inputs[0].dim() == 2 else 0
     if not 0 <= column < columns:
         raise ValueError(f"column must be one of the {columns} columns of the model's first argument, got {column}")
@@ -42,10 +47,18 @@ def partial_dependence(fit: Fit, x: Any, column: int, values: Any, prob: float =
     rows = len(inputs[0])
     repeated = [item.repeat(len(grid), *[1] * (item.dim() - 1)) for item in inputs]
     repeated[0][:, column] = grid.repeat_interleave(rows)
-    means = fit.evaluate(fit.mean, tuple(repeated)).unflatten(0, (len(grid), rows)).mean(1)
-    gradients = fit.jacobian(fit.mean, tuple(repeated)).unflatten(0, (len(grid), rows)).mean(1)
-    half = fit.information.quantile(prob) * fit.information.variance(gradients).sqrt().reshape(means.shape)
-    dims = ("value", "class")[: means.dim()]
-    ends = {"mean": means, "mean_lower": means - half, "mean_upper": means + half}
+    parts = [_averages(fit, tuple(repeated), (len(grid), rows)) for fit in fits]
+    means, variances = (torch.stack(part) for part in zip(*parts, strict=True))
+    centre = means.mean(0)
+    half = max(fit.information.quantile(prob) for fit in fits) * (variances.mean(0) + means.var(0, correction=0)).sqrt()
+    dims = ("value", "class")[: centre.dim()]
+    ends = {"mean": centre, "mean_lower": centre - half, "mean_upper": centre + half}
     arrays = {name: (dims, np.asarray(end.double().cpu())) for name, end in ends.items()}
     return xr.Dataset(arrays, coords={"value": grid.double().cpu().numpy()})
+
+
+def _averages(fit: Fit, inputs: tuple[Tensor, ...], shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Mean response over the rows at each value of the grid, and its variance."""
+    means = fit.evaluate(fit.mean, inputs).unflatten(0, shape).mean(1)
+    gradients = fit.jacobian(fit.mean, inputs).unflatten(0, shape).mean(1)
+    return means, fit.information.variance(gradients).reshape(means.shape)

@@ -333,7 +333,7 @@ def _shorten(node: torch.fx.Node) -> None:
         node.replace_all_uses_with(inner)
     elif name == "view" and getattr(inner.target, "__name__", "") == getattr(node.target, "__name__", ""):
         node.args = (inner.args[0], *others)
-    elif name == "t" and inner.target == node.target:
+    elif name == "t" and inner.target == node.target and isinstance(inner.args[0], torch.fx.Node):
         node.replace_all_uses_with(inner.args[0])
 
 

@@ -1,6 +1,8 @@
 """predict: the mean of the response and its intervals, from a fit or averaged over draws."""
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,16 @@ from pyro_sparse.inference.response import Response
 from pyro_sparse.inference.sampler import Run
 
 
-def predict(source: Fit | Run, x_new: Any, prob: float = 0.95, site: str | None = None) -> xr.Dataset:
+def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, site: str | None = None) -> xr.Dataset:
     """The mean of the response at new rows, the interval of that mean and what to expect of a new observation.
 
     From a fit: Bernstein-von Mises intervals by the Fisher information of the kept weights. The interval of the mean is
-    about the sparse network, not about the unknown function, whose bias it does not know. From a run: averages over the
-    draws of its sampling phase.
+    about the sparse network, not about the unknown function, whose bias it does not know. From several fits: their average,
+    with the variance between them added to that within. From a run: averages over the draws of its sampling phase.
 
     Args:
-        source: a :class:`Fit`, or a :class:`Run` that ends with a sampling phase.
+        source: a :class:`Fit`, several of one response (refits of independent runs), or a :class:`Run` that ends with a
+            sampling phase.
         x_new: the model's arguments without its response, any number of rows; one may stand alone.
         prob: probability content of the intervals and prediction sets, in (0, 1).
         site: the response, where the model has several (of a run; a fit has its own).
@@ -47,10 +50,36 @@ def predict(source: Fit | Run, x_new: Any, prob: float = 0.95, site: str | None 
     """
     if not 0 < prob < 1:
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
-    return _predict_run(source, x_new, prob, site) if isinstance(source, Run) else _predict_fit(source, x_new, prob)
+    if isinstance(source, Run):
+        return _predict_run(source, x_new, prob, site)
+    fits = [source] if isinstance(source, Fit) else list(source)
+    if not fits:
+        raise ValueError("source must hold at least one fit, got none")
+    return as_table(_pooled(list(map(lambda fit: _moments(fit, x_new, prob), fits))), prob)  # noqa: C417
 
 
-def _predict_fit(fit: Fit, x_new: Any, prob: float) -> xr.Dataset:
+@dataclass(frozen=True)
+class Moments:
+    """What a fit, or an average, says of some rows.
+
+    Attributes:
+        family: of the response.
+        mean, mean_variance: of the response, and the variance of that mean.
+        score, score_variance: the mean on the scale of its interval, and its variance there.
+        noise_variance: of a normal response about its mean.
+        half_width: of the intervals, in standard deviations.
+    """
+
+    family: Family
+    mean: Tensor
+    mean_variance: Tensor
+    score: Tensor
+    score_variance: Tensor
+    noise_variance: Tensor | None
+    half_width: float
+
+
+def _moments(fit: Fit, x_new: Any, prob: float) -> Moments:
     inputs = fit.response.inputs(x_new, fit.free.dtype)
     family, information = fit.family, fit.information
     link = fit.evaluate(family.link, inputs)
@@ -60,25 +89,41 @@ def _predict_fit(fit: Fit, x_new: Any, prob: float) -> xr.Dataset:
         warnings.warn(
             f"at {outside} of {len(link)} rows the mean depends on directions of the weights that the training rows say "
             f"nothing about (information of rank {information.rank}): their intervals are too narrow",
-            stacklevel=3,
+            stacklevel=4,
         )
     if not fit.converged:
         warnings.warn(
             f"the refit is {fit.distance:.1e} standard errors from its maximum: the intervals are not to be trusted",
-            stacklevel=3,
+            stacklevel=4,
         )
     score = family.score(link)
     variance = information.variance(gradients).reshape(score.shape)
-    mean = family.mean(score)
-    noise = family.noise_variance(link)
-    return as_table(
-        family,
-        mean,
-        family.mean_variance(mean, variance),
-        (score, variance.sqrt()),
-        None if noise is None else information.prediction_error * noise,
-        information.quantile(prob),
-        prob,
+    mean, noise = family.mean(score), family.noise_variance(link)
+    noise = None if noise is None else information.prediction_error * noise
+    return Moments(
+        family, mean, family.mean_variance(mean, variance), score, variance, noise, information.quantile(prob)
+    )
+
+
+def _pooled(parts: Sequence[Moments]) -> Moments:
+    """The average of several, by the law of total variance."""
+    if len(parts) == 1:
+        return parts[0]
+    names = {part.family.name for part in parts}
+    if len(names) > 1:
+        raise ValueError(f"source must hold fits of one family of responses, got {', '.join(sorted(names))}")
+
+    def total(mean: str, variance: str) -> tuple[Tensor, Tensor]:
+        means, variances = (torch.stack([getattr(part, name) for part in parts]) for name in (mean, variance))
+        return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+
+    noises = [part.noise_variance for part in parts if part.noise_variance is not None]
+    return Moments(
+        parts[0].family,
+        *total("mean", "mean_variance"),
+        *total("score", "score_variance"),
+        torch.stack(noises).mean(0) if noises else None,
+        max(part.half_width for part in parts),
     )
 
 
@@ -99,15 +144,16 @@ def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Data
     links = torch.stack([response.evaluate(family.link, values, inputs) for values in draws]).double()
     scores = torch.stack([family.score(link) for link in links])
     means = family.mean(scores)
-    return as_table(
+    averaged = Moments(
         family,
         means.mean(0),
         means.var(0, correction=0),
-        (scores.mean(0), scores.std(0, correction=0)),
+        scores.mean(0),
+        scores.var(0, correction=0),
         _averaged_noise(family, response, draws, links),
         float(torch.special.ndtri(torch.tensor(0.5 * (1 + prob)).double())),
-        prob,
     )
+    return as_table(averaged, prob)
 
 
 def _averaged_noise(family: Family, response: Response, draws: list[dict[str, Tensor]], links: Tensor) -> Tensor | None:
@@ -127,32 +173,16 @@ def _noise(family: Family, link: Tensor) -> Tensor:
     return noise
 
 
-def as_table(
-    family: Family,
-    mean: Tensor,
-    mean_variance: Tensor,
-    score: tuple[Tensor, Tensor],
-    noise_variance: Tensor | None,
-    half_width: float,
-    prob: float,
-) -> xr.Dataset:
-    """The table of predictions.
-
-    Args:
-        family: of the response.
-        mean, mean_variance: of the response, and the variance of that mean.
-        score: the mean on the scale of its interval, and the standard deviation there.
-        noise_variance: of a normal response about its mean.
-        half_width: of the intervals, in standard deviations.
-        prob: their content.
-    """
-    centre, sd = score
+def as_table(moments: Moments, prob: float) -> xr.Dataset:
+    """The table of predictions, of intervals with content ``prob``."""
+    family, mean = moments.family, moments.mean
+    half = moments.half_width * moments.score_variance.sqrt()
     columns = {
         "mean": mean,
-        "mean_lower": family.mean(centre - half_width * sd),
-        "mean_upper": family.mean(centre + half_width * sd),
+        "mean_lower": family.mean(moments.score - half),
+        "mean_upper": family.mean(moments.score + half),
     }
-    columns |= family.observation(mean, mean_variance, noise_variance, half_width, prob)
+    columns |= family.observation(mean, moments.mean_variance, moments.noise_variance, moments.half_width, prob)
     classes = "class" if "in_set" in columns else "response_dim_0"
     dims = ["row", classes, *(f"response_dim_{axis}" for axis in range(1, mean.dim()))]
     arrays = {name: (dims[: column.dim()], np.asarray(column.cpu())) for name, column in columns.items()}

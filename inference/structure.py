@@ -245,6 +245,12 @@ class Structure:
                     masks[bias] = masks[bias] | live
         return dataclasses.replace(self, masks=masks)
 
+    def without_inputs(self) -> "Structure":
+        """The same networks with no weight kept: what is left where no input is."""
+        masks = {name: torch.zeros_like(mask) for name, mask in self.masks.items()}
+        values = {n: torch.zeros_like(v) if n in masks else v for n, v in self.values.items()}
+        return dataclasses.replace(self, masks=masks, values=values, reads=torch.zeros_like(self.reads))
+
     def kept(self, like: Tensor) -> Tensor:
         """A flat mask over the position: kept weights and every coordinate that is never pruned."""
         return self.layout.flat(self.masks, True, like)

@@ -15,7 +15,8 @@ def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) 
 
     Where the inputs that matter are to be found among p, a weight kept costs :math:`c = \frac12 \log n` nats in all, as in
     BIC, and in the first layer :math:`2 \log p` more. Where all are known to matter it costs
-    :math:`c = \frac12 \log n + \frac12 \log C` with C the number of weights of its layer, the extended BIC of index 1/2.
+    :math:`c = \frac12 \log n + \frac12 \log C` with C the number of weights of its layer, the extended BIC of index 1/2; so
+    does every weight of a linear model, where an input has but one and the index is enough for p up to n.
     The inclusion threshold ends at a tenth of :math:`b`, the layer's largest initial weight, which with a slab of scale 1
     fixes the rest: :math:`\sigma_0^{-2} = 2 c / (0.1 b)^2 + 1` and
     :math:`\log((1 - \lambda) / \lambda) = c - \log(1 / \sigma_0)`. The spike starts at 0.7 / sqrt(fan-in), as wide as the
@@ -41,7 +42,8 @@ def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) 
         widest = max((p for _, p in parameters), key=lambda p: p.numel())
         largest = max(float(p.detach().abs().max()) for _, p in parameters)
         fan_in = widest[0].numel()
-        choice = 2 * math.log(fan_in) * (depth == 0) if select_inputs else 0.5 * math.log(widest.numel())
+        many = select_inputs and len(layers) > 1  # an input has more than one weight
+        choice = 2 * math.log(fan_in) * (depth == 0) if many else 0.5 * math.log(widest.numel())
         initial = min((0.7 if select_inputs else 1.0) / math.sqrt(fan_in), 0.7 * SLAB_SCALE)
         law = _law(largest if largest > 0 else 1.0, 0.5 * math.log(num_data) + choice, initial, num_data).to(
             widest.detach()

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ import xarray as xr
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.feature_selection import SelectorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.extmath import randomized_svd
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -26,6 +27,7 @@ from pyro_sparse.inference.refit import Fit, refit
 from pyro_sparse.inference.sampler import NonFiniteError, Run, anneal
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.selection import select
+from pyro_sparse.inference.structure import Structure
 from pyro_sparse.models.defaults import default_prior
 from pyro_sparse.models.glm import regression_model
 from pyro_sparse.models.layers import SparseModule, SparseNet, sparsify
@@ -33,38 +35,67 @@ from pyro_sparse.models.layers import SparseModule, SparseNet, sparsify
 Array = np.ndarray[Any, Any]
 
 
+DEFAULT_HIDDEN = (20, 10)
+MANY_ROWS = 5_000  # from which on one run chooses inputs as surely as several
+
+
 @dataclass(frozen=True)
-class _Found:
-    """What one run of all rounds came to: the columns its last round chose among, and the refit."""
+class _Data:
+    """Standardised inputs, their names, the response, and the runs made so far by columns, network, seed and purpose."""
+
+    X: Array
+    y: Tensor
+    names: list[str]
+    num_runs: int
+    runs: dict[Any, Run] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What one run of choosing came to: the columns it keeps, and its last round."""
 
     columns: Array
+    among: Array  # the columns that the last round was given
     run: Run
-    fit: Fit
+    structure: Structure
+    rounds: int
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Networks of one shape: the inputs that each run chooses, the columns that most do, and fits on those."""
+
+    hidden: tuple[int, ...]
+    supports: Array
+    columns: Array
+    runs: list[Run]
+    fits: list[Fit]
     rounds: int
 
     @property
-    def selected(self) -> Array:
-        return np.asarray(self.columns[self.fit.structure.reads.numpy()])
+    def criteria(self) -> list[float]:
+        """Extended BIC in nats of each network: they may keep different inputs, so their losses alone do not compare."""
+        return [self._criterion(fit) for fit in self.fits]
 
-    def criterion(self, num_inputs: int) -> float:
-        """Extended BIC in nats: runs may keep different inputs, so their losses alone do not compare."""
-        num_data, chosen = self.fit.response.spec.num_data, len(self.selected)
-        choices = math.log(math.comb(num_inputs, chosen))
-        return num_data * self.fit.loss + 0.5 * math.log(num_data) * self.fit.structure.num_kept + choices
+    def _criterion(self, fit: Fit) -> float:
+        num_data, chosen = fit.response.spec.num_data, int(fit.structure.reads.sum())
+        choices = math.log(math.comb(self.supports.shape[1], chosen))
+        return num_data * fit.loss + 0.5 * math.log(num_data) * fit.structure.num_kept + choices
 
 
 class SparseEstimator(SelectorMixin, BaseEstimator):
-    """What the two estimators share: inputs, rounds of annealing, runs from several seeds, the chosen fit, its file."""
+    """What the two estimators share: runs that choose inputs, networks on those that are averaged, and their file."""
 
     def __init__(
         self,
-        hidden: tuple[int, ...] = (20, 10),
+        hidden: tuple[int, ...] | None = None,
         activation: str = "tanh",
-        steps: int = 20_000,
+        steps: int = 10_000,
         schedule: PriorAnnealing | None = None,
         batch_size: int | None = None,
         rounds: int | None = None,
-        num_runs: int = 1,
+        num_runs: int | None = None,
+        num_networks: int = 3,
         random_state: Any = None,
         device: str = "cpu",
         progress: bool = False,
@@ -76,69 +107,128 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         self.batch_size = batch_size
         self.rounds = rounds
         self.num_runs = num_runs
+        self.num_networks = num_networks
         self.random_state = random_state
         self.device = device
         self.progress = progress
 
     def _fit(self, X: Array, y: Tensor, names: list[str] | None) -> Self:
-        """Runs, rounds and refits; the run with the best criterion is kept."""
+        """Networks of the shape asked for; where none was, a linear model if that is the better one."""
         for name, value, least in (
             ("num_runs", self.num_runs, 1),
-            ("rounds", self.rounds, 1),
+            ("num_networks", self.num_networks, 1),
+            ("rounds", self.rounds, 0),
             ("steps", self.steps, 100),
         ):
             if value is not None and not value >= least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
-        names = [f"x{column}" for column in range(self.n_features_in_)] if names is None else names
         self._standardise(X)
+        names = [f"x{column}" for column in range(X.shape[1])] if names is None else names
+        num_runs = (3 if len(X) < MANY_ROWS else 1) if self.num_runs is None else self.num_runs
+        data = _Data((X - self.x_mean_) / self.x_scale_, y, names, num_runs)
         state = check_random_state(self.random_state)
-        found = [self._one_run(X, y, int(state.randint(2**31)), names, run) for run in range(self.num_runs)]
-        self.supports_ = np.array([np.isin(np.arange(self.n_features_in_), one.selected) for one in found])
-        self._keep(min(found, key=lambda one: one.criterion(self.n_features_in_)))
+        seeds = [int(state.randint(2**31)) for _ in range(max(num_runs, self.num_networks))]
+        hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
+        rounds, networks = self.rounds, self.num_networks
+        found = self._candidate(data, hidden, seeds, 1, networks, rounds)
+        if self.hidden is None:
+            # An input has one weight in a linear model: one round chooses both, and all starts end alike.
+            linear = self._candidate(data, (), seeds, 1, 1, 1)
+            if linear.criteria[0] < np.mean(found.criteria):
+                found, hidden, rounds, networks = linear, (), 1, 1
+        if num_runs > 1:
+            found = self._candidate(data, hidden, seeds, num_runs, networks, rounds)
+        self._keep(found)
         return self
 
-    def _one_run(self, X: Array, y: Tensor, seed: int, names: list[str], number: int) -> _Found:
-        """Anneals to choose inputs until none is dropped, and then once more to choose weights among those."""
-        columns, choosing = np.arange(self.n_features_in_), True
-        for round_number in itertools.count(1):
-            label = f"run {number + 1} of {self.num_runs}, round {round_number}"
-            data = (self._inputs(X, columns), y)
-            run = self._annealed(data, seed, [names[column] for column in columns], choosing, label)
-            structure = select(run)
-            survivors = columns[structure.reads.numpy()]
-            if not choosing or not len(survivors) or round_number == self.rounds:
-                break
-            choosing = len(survivors) < len(columns) and round_number + 1 != self.rounds
-            columns = survivors
-        return _Found(columns, run, refit(run, structure.with_biases()), round_number)
+    def _candidate(
+        self,
+        data: _Data,
+        hidden: tuple[int, ...],
+        seeds: list[int],
+        num_runs: int,
+        num_networks: int,
+        rounds: int | None,
+    ) -> _Candidate:
+        """Runs that choose inputs, and networks that choose weights among the inputs that most runs choose."""
+        everything, what = np.arange(len(data.names)), "run" if hidden else "linear model"
+        choices = [
+            self._choose(data, hidden, seeds[number], rounds, _counted(what, number, num_runs))
+            for number in range(num_runs if rounds != 0 else 0)
+        ]
+        supports = np.array([np.isin(everything, choice.columns) for choice in choices])
+        columns = np.flatnonzero(supports.mean(0) > 0.5) if choices else everything
+        num_rounds = max((choice.rounds for choice in choices), default=0)
+        if not len(columns):
+            first = choices[0]
+            fits = [refit(first.run, first.structure.without_inputs().with_biases())]
+            return _Candidate(hidden, supports, first.among, [first.run], fits, num_rounds)
+        what = "network" if hidden else "linear model"
+        runs = [
+            self._annealed(data, columns, hidden, seeds[number], False, _counted(what, number, num_networks))
+            for number in range(num_networks)
+        ]
+        fits = [refit(run, select(run).with_biases()) for run in runs]
+        if not choices:
+            supports = np.array([fit.structure.reads.numpy() for fit in fits])
+        return _Candidate(hidden, supports, columns, runs, fits, num_rounds + 1)
 
-    def _annealed(self, data: tuple[Tensor, Tensor], seed: int, names: list[str], choosing: bool, label: str) -> Run:
-        """The run; where the default learning rate proves too large for the data (strongly correlated inputs), a smaller."""
-        num_data = len(data[0])
-        schedule = self._default_schedule(num_data, choosing) if self.schedule is None else self.schedule
+    def _choose(self, data: _Data, hidden: tuple[int, ...], seed: int, rounds: int | None, label: str) -> _Choice:
+        """Anneals until no input is dropped."""
+        columns = np.arange(len(data.names))
+        for number in itertools.count(1):
+            run = self._annealed(data, columns, hidden, seed, True, f"{label}, round {number}")
+            structure = select(run)
+            among, columns = columns, columns[structure.reads.numpy()]
+            if not len(columns) or len(columns) == len(among) or number == rounds:
+                return _Choice(columns, among, run, structure, number)
+        raise AssertionError("unreachable: a round drops an input or is the last")
+
+    def _annealed(
+        self, data: _Data, columns: Array, hidden: tuple[int, ...], seed: int, choosing: bool, label: str
+    ) -> Run:
+        """The run, made once."""
+        key = (hidden, seed, choosing, *columns.tolist())
+        if key not in data.runs:
+            data.runs[key] = self._new_run(data, columns, hidden, seed, choosing, label)
+        return data.runs[key]
+
+    def _new_run(
+        self, data: _Data, columns: Array, hidden: tuple[int, ...], seed: int, choosing: bool, label: str
+    ) -> Run:
+        """Where the default learning rate proves too large for the data (strongly correlated inputs), with a smaller one."""
+        inputs, num_data = self._tensor(data.X[:, columns]), len(data.y)
+        schedule = self.schedule
+        if schedule is None:
+            schedule = self._default_schedule(num_data, choosing and data.num_runs > 1)
+            if not hidden:
+                schedule = replace(schedule, learning_rate=_linear_rate(schedule.learning_rate, data.X[:, columns]))
         for attempts_left in (3, 2, 1, 0):
             try:
                 return anneal(
-                    self._model(num_data, len(names), seed, choosing),
-                    data,
+                    self._model(num_data, len(columns), hidden, seed, choosing),
+                    (inputs, data.y),
                     schedule,
                     _batch_size(num_data) if self.batch_size is None else self.batch_size,
                     num_draws=min(100, schedule.length(schedule.last_phase)),
                     seed=seed,
-                    input_names=names,
+                    input_names=[data.names[column] for column in columns],
                     progress=label if self.progress else False,
                 )
             except NonFiniteError as error:
                 if self.schedule is not None or not attempts_left:
                     raise
                 slower = schedule.learning_rate / 3
-                warnings.warn(f"{error}; starting again with learning_rate {slower:.2g}", stacklevel=5)
+                warnings.warn(f"{error}; starting again with learning_rate {slower:.2g}", stacklevel=6)
                 schedule = replace(schedule, learning_rate=slower)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _keep(self, found: _Found) -> None:
-        self.columns_, self.num_rounds_ = found.columns, found.rounds
-        self.run_, self.structure_, self.fit_ = found.run, found.fit.structure, found.fit
+    def _keep(self, found: _Candidate) -> None:
+        best = int(np.argmin(found.criteria))
+        self.hidden_, self.supports_, self.columns_ = found.hidden, found.supports, found.columns
+        self.num_rounds_, self.fits_ = found.rounds, found.fits
+        self.run_, self.fit_ = found.runs[best], found.fits[best]
+        self.structure_ = self.fit_.structure
 
     @property
     def inclusion_probability_(self) -> Array:
@@ -155,22 +245,27 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
     def _get_support_mask(self) -> Array:
         check_is_fitted(self)
         support = np.zeros(self.n_features_in_, dtype=bool)
-        support[self.columns_[self.structure_.reads.numpy()]] = True
+        for fit in self.fits_:
+            support[self.columns_[fit.structure.reads.numpy()]] = True
         return support
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes what prediction needs to a folder, without pickle."""
         check_is_fitted(self)
-        self.fit_.save(path)
+        best = next(number for number, fit in enumerate(self.fits_) if fit is self.fit_)
+        for number, fit in enumerate(self.fits_):
+            fit.save(Path(path) / f"network{number}")
         settings = {
             "estimator": type(self).__name__,
-            "hidden": list(self.hidden),
+            "hidden": list(self.hidden_),
             "activation": self.activation,
             "num_rows": self.fit_.response.spec.num_data,
             "names": [str(c) for c in getattr(self, "feature_names_in_", [])] or None,
             "columns": self.columns_.tolist(),
             "supports": self.supports_.tolist(),
             "num_rounds": self.num_rounds_,
+            "num_networks": len(self.fits_),
+            "best": best,
             "x_mean": self.x_mean_.tolist(),
             "x_scale": self.x_scale_.tolist(),
         } | self._own_settings()
@@ -185,12 +280,20 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         new = cls(hidden=tuple(settings["hidden"]), activation=settings["activation"])
         new.x_mean_, new.x_scale_ = np.array(settings["x_mean"]), np.array(settings["x_scale"])
         new.columns_, new.supports_ = np.array(settings["columns"], dtype=int), np.array(settings["supports"])
-        new.num_rounds_, new.n_features_in_ = settings["num_rounds"], len(new.x_mean_)
+        new.hidden_, new.num_rounds_, new.n_features_in_ = (
+            tuple(settings["hidden"]),
+            settings["num_rounds"],
+            len(new.x_mean_),
+        )
         if settings["names"]:
             new.feature_names_in_ = np.array(settings["names"], dtype=object)
         new._set_own(settings)
         example = (torch.zeros(1, len(new.columns_)), new._example_response())
-        new.fit_ = Fit.load(path, new._model(settings["num_rows"], len(new.columns_), 0, True), example)
+        model = new._model(settings["num_rows"], len(new.columns_), new.hidden_, 0, True)
+        new.fits_ = [
+            Fit.load(Path(path) / f"network{number}", model, example) for number in range(settings["num_networks"])
+        ]
+        new.fit_ = new.fits_[settings["best"]]
         new.structure_ = new.fit_.structure
         return new
 
@@ -215,7 +318,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             values = _grid(X[:, column], num_points)
             place = int(np.flatnonzero(self.columns_ == column)[0])
             scaled = (values - self.x_mean_[column]) / self.x_scale_[column]
-            dependence = partial_dependence(self.fit_, rows, place, scaled, prob)
+            dependence = partial_dependence(self.fits_, rows, place, scaled, prob)
             tables += self._effect_tables({"input": name, "value": values}, dependence)
         return pd.concat(tables[1:] or tables, ignore_index=True)
 
@@ -227,17 +330,17 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         check_is_fitted(self)
         index = X.index if hasattr(X, "columns") else None
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return predict(self.fit_, self._inputs(X, self.columns_), prob), index
+        return predict(self.fits_, self._inputs(X, self.columns_), prob), index
 
-    def _model(self, num_data: int, num_inputs: int, seed: int, select_inputs: bool) -> Any:
+    def _model(self, num_data: int, num_inputs: int, hidden: tuple[int, ...], seed: int, select_inputs: bool) -> Any:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            net = SparseNet([num_inputs, *self.hidden, self._num_outputs()], self.activation).module
+            net = SparseNet([num_inputs, *hidden, self._num_outputs()], self.activation).module
         prior = default_prior(net, num_data, select_inputs)
         return self._response_model(sparsify(net, prior).to(self.device), num_data)
 
-    def _default_schedule(self, num_data: int, choosing: bool) -> PriorAnnealing:
-        return default_schedule(num_data, self.steps // 2 if choosing else self.steps)
+    def _default_schedule(self, num_data: int, voting: bool) -> PriorAnnealing:
+        return default_schedule(num_data, self.steps * 3 // 5 if voting else self.steps)
 
     def _num_outputs(self) -> int:
         raise NotImplementedError
@@ -307,19 +410,30 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     def __init__(
         self,
         family: str = "normal",
-        hidden: tuple[int, ...] = (20, 10),
+        hidden: tuple[int, ...] | None = None,
         activation: str = "tanh",
-        steps: int = 20_000,
+        steps: int = 10_000,
         schedule: PriorAnnealing | None = None,
         batch_size: int | None = None,
         rounds: int | None = None,
-        num_runs: int = 1,
+        num_runs: int | None = None,
+        num_networks: int = 3,
         random_state: Any = None,
         device: str = "cpu",
         progress: bool = False,
     ) -> None:
         super().__init__(
-            hidden, activation, steps, schedule, batch_size, rounds, num_runs, random_state, device, progress
+            hidden,
+            activation,
+            steps,
+            schedule,
+            batch_size,
+            rounds,
+            num_runs,
+            num_networks,
+            random_state,
+            device,
+            progress,
         )
         self.family = family
 
@@ -372,7 +486,9 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     @property
     def noise_scale_(self) -> float | None:
         """Standard deviation of the noise in units of the response; None but for the normal family."""
-        return float(self.fit_.noise_variance**0.5 * self.y_scale_) if self.family == "normal" else None
+        if self.family != "normal":
+            return None
+        return float(np.mean([fit.noise_variance for fit in self.fits_]) ** 0.5 * self.y_scale_)
 
     def _num_outputs(self) -> int:
         return _OUTPUTS[self.family]
@@ -380,8 +496,8 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
         return regression_model(net, num_data, self.family, offset=math.log(self.y_rate_))
 
-    def _default_schedule(self, num_data: int, choosing: bool) -> PriorAnnealing:
-        schedule = super()._default_schedule(num_data, choosing)
+    def _default_schedule(self, num_data: int, voting: bool) -> PriorAnnealing:
+        schedule = super()._default_schedule(num_data, voting)
         # The curvature of the Poisson likelihood in the log rate is the rate.
         return replace(schedule, learning_rate=schedule.learning_rate / max(1.0, self.y_rate_))
 
@@ -505,7 +621,17 @@ def _batch_size(num_data: int) -> int:
     return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
 
 
-def default_schedule(num_data: int, steps: int = 20_000) -> PriorAnnealing:
+def _counted(what: str, number: int, total: int) -> str:
+    return f"{what} {number + 1} of {total}" if total > 1 else what
+
+
+def _linear_rate(rate: float, X: Array) -> float:
+    """At most a quarter of the inverse of the largest curvature: stable where the noise has a 15th of the variance or more."""
+    _, (largest,), _ = randomized_svd(X, 1, random_state=0)
+    return min(rate, 0.25 * len(X) / float(largest) ** 2)
+
+
+def default_schedule(num_data: int, steps: int = 10_000) -> PriorAnnealing:
     """The schedule of the estimators for a number of rows."""
     train, power, spike = steps // 20, steps // 5, steps // 2
     rate = min(1e-2, 4e-3 * max(1.0, (10_000 / num_data) ** 0.5))
