@@ -65,8 +65,15 @@ def estimator(seed: int) -> Row:
     x, y, _ = paper_regression(seed, 10_000, 100)
     fitted = ps.SparseRegressor(random_state=seed).fit(x, y)
     x_new, y_new, f_new = paper_regression(seed + 10_000, 100_000, 100)
-    row = {"selected": [i + 1 for i in fitted.selected_inputs_], "kept": fitted.structure_.num_kept}
-    return row | {"converged": fitted.fit_.converged} | on_fresh_points(fitted.predict_table(x_new), f_new, y_new)
+    row = {
+        "selected": [i + 1 for i in fitted.selected_inputs_],
+        "kept": [fit.structure.num_kept for fit in fitted.fits_],
+    }
+    return (
+        row
+        | {"converged": all(fit.converged for fit in fitted.fits_)}
+        | on_fresh_points(fitted.predict_table(x_new), f_new, y_new)
+    )
 
 
 def sparse_truth(seed: int) -> Row:
@@ -79,7 +86,10 @@ def sparse_truth(seed: int) -> Row:
 
     y, y_new = f(x) + rng.randn(4_000), f(x_new) + rng.randn(20_000)
     fitted = ps.SparseRegressor(hidden=(5,), random_state=seed).fit(x, y)
-    row = {"selected": [i + 1 for i in fitted.selected_inputs_], "kept": fitted.structure_.num_kept}
+    row = {
+        "selected": [i + 1 for i in fitted.selected_inputs_],
+        "kept": [fit.structure.num_kept for fit in fitted.fits_],
+    }
     return row | on_fresh_points(fitted.predict_table(x_new), f(x_new), y_new)
 
 

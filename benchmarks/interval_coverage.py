@@ -100,7 +100,7 @@ class Experiment:
 
         with torch.random.fork_rng([]):
             torch.manual_seed(self.seed)
-            model = ps.normal_regression(ps.SparseNet([len(kept), *self.regressor.hidden, 1]), len(y))
+            model = ps.normal_regression(ps.SparseNet([len(kept), *self.regressor.hidden_, 1]), len(y))
         steps = max(10, int(SAMPLE_STEPS * self.effort))
         schedule = replace(default_schedule(len(y), int(20_000 * self.effort)), cool_steps=0, sample_steps=steps)
         rows = (tensor(x), torch.as_tensor((y - level) / scale, dtype=torch.float32))

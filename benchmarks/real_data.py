@@ -59,7 +59,11 @@ def ours(x: Array, y: Array, x_new: Array, y_new: Array, seed: int) -> Row:
         "rmse": mean_square(table["mean"].to_numpy() - y_new) ** 0.5,
         "num_selected": int(fitted.get_support().sum()),
     }
-    row |= {"rounds": fitted.num_rounds_, "kept": fitted.structure_.num_kept, "converged": fitted.fit_.converged}
+    row |= {
+        "rounds": fitted.num_rounds_,
+        "kept": [fit.structure.num_kept for fit in fitted.fits_],
+        "converged": all(fit.converged for fit in fitted.fits_),
+    }
     return row | interval_metrics(y_new, table["lower"].to_numpy(), table["upper"].to_numpy())
 
 

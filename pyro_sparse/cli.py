@@ -24,7 +24,6 @@ app = typer.Typer(
 )
 
 MIN_STEPS = 400
-DEMO_STEPS = 4_400  # of each of the three runs on the diabetes data, so that the demo ends within four minutes
 
 
 class Family(StrEnum):
@@ -43,7 +42,7 @@ Device = Annotated[str, typer.Option(help="Device that PyTorch computes on, such
 Threads = Annotated[int, typer.Option(min=1, help="Threads on the CPU; the same number, the same answer.")]
 Steps = Annotated[
     int | None,
-    typer.Option(min=MIN_STEPS, help="Steps of the last round; half in those before.", show_default="20000"),
+    typer.Option(min=MIN_STEPS, help="Steps of one annealing, of which there are several.", show_default="10000"),
 ]
 
 
@@ -60,7 +59,14 @@ def fit(
     ] = False,
     family: Annotated[Family, typer.Option(help="Law of the target: by what it holds, or one of these.")] = Family.auto,
     ignore: Annotated[list[str] | None, typer.Option(help="Column that is no input; may be given again.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Independent runs: how often each input is selected.")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Independent runs: how often each chooses an input.",
+            show_default="3, from 5,000 rows on 1",
+        ),
+    ] = None,
     steps: Steps = None,
     threads: Threads = 1,
 ) -> None:
@@ -121,14 +127,13 @@ def demo(out: Out, seed: Seed = 0, steps: Steps = None, threads: Threads = 1) ->
         claim(out, {"command": "demo"})
         _use("cpu", threads)
         csv, folder = _diabetes(out / "diabetes.csv"), out / "diabetes"
-        short = DEMO_STEPS if steps is None else steps
-        typer.echo(f"1. Real data: pyro-sparse fit {csv} --target progression --steps {short} --out {folder}\n")
-        fit(csv, "progression", folder, seed=seed, steps=short, threads=threads)
+        typer.echo(f"1. Real data: pyro-sparse fit {csv} --target progression --out {folder}\n")
+        fit(csv, "progression", folder, seed=seed, steps=steps, threads=threads)
         typer.echo("\n\n2. Simulated data: the paper's regression, whose truth is known\n")
         _simulated(out / "simulated", seed, steps)
         csv, folder = _breast_cancer(out / "breast_cancer.csv"), out / "breast_cancer"
-        typer.echo(f"\n\n3. Classes: pyro-sparse fit {csv} --target diagnosis --seeds 1 --out {folder}\n")
-        fit(csv, "diagnosis", folder, seed=seed, seeds=1, steps=steps, threads=threads)
+        typer.echo(f"\n\n3. Classes: pyro-sparse fit {csv} --target diagnosis --out {folder}\n")
+        fit(csv, "diagnosis", folder, seed=seed, steps=steps, threads=threads)
 
 
 @contextmanager
@@ -154,7 +159,7 @@ def _use(device: str, threads: int) -> None:
 
 
 def _estimator(
-    train: "Table", seed: int, device: str, seeds: int, steps: int | None
+    train: "Table", seed: int, device: str, seeds: int | None, steps: int | None
 ) -> "SparseRegressor | SparseClassifier":
     from pyro_sparse.estimators import SparseClassifier, SparseRegressor
 
@@ -163,7 +168,7 @@ def _estimator(
         "random_state": seed,
         "device": device,
         "progress": sys.stderr.isatty(),
-        "steps": 20_000 if steps is None else steps,
+        "steps": 10_000 if steps is None else steps,
     }
     family = train.response.family
     return SparseClassifier(**settings) if family == "classes" else SparseRegressor(family, **settings)

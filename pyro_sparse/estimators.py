@@ -129,58 +129,54 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         state = check_random_state(self.random_state)
         seeds = [int(state.randint(2**31)) for _ in range(max(num_runs, self.num_networks))]
         hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
-        rounds, networks = self.rounds, self.num_networks
-        found = self._candidate(data, hidden, seeds, 1, networks, rounds)
-        if self.hidden is None:
-            # An input has one weight in a linear model: one round chooses both, and all starts end alike.
-            linear = self._candidate(data, (), seeds, 1, 1, 1)
-            if linear.criteria[0] < np.mean(found.criteria):
-                found, hidden, rounds, networks = linear, (), 1, 1
-        if num_runs > 1:
-            found = self._candidate(data, hidden, seeds, num_runs, networks, rounds)
-        self._keep(found)
+        found = self._networks(data, hidden, seeds, 1) if hidden else None
+        linear = self._linear(data, seeds, 1) if self.hidden is None or not hidden else None
+        is_linear = found is None or (linear is not None and linear.criteria[0] < np.mean(found.criteria))
+        # The runs that vote are made only of what is kept; those made before are not made again.
+        self._keep(self._linear(data, seeds, num_runs) if is_linear else self._networks(data, hidden, seeds, num_runs))
         return self
 
-    def _candidate(
-        self,
-        data: _Data,
-        hidden: tuple[int, ...],
-        seeds: list[int],
-        num_runs: int,
-        num_networks: int,
-        rounds: int | None,
-    ) -> _Candidate:
+    def _networks(self, data: _Data, hidden: tuple[int, ...], seeds: list[int], num_runs: int) -> _Candidate:
         """Runs that choose inputs, and networks that choose weights among the inputs that most runs choose."""
-        everything, what = np.arange(len(data.names)), "run" if hidden else "linear model"
-        choices = [
-            self._choose(data, hidden, seeds[number], rounds, _counted(what, number, num_runs))
-            for number in range(num_runs if rounds != 0 else 0)
-        ]
-        supports = np.array([np.isin(everything, choice.columns) for choice in choices])
-        columns = np.flatnonzero(supports.mean(0) > 0.5) if choices else everything
-        num_rounds = max((choice.rounds for choice in choices), default=0)
+        columns = everything = np.arange(len(data.names))
+        choices = []
+        if self.rounds != 0:
+            labels = [_counted("run", number, num_runs) for number in range(num_runs)]
+            choices = [self._choose(data, hidden, *run) for run in zip(seeds, labels, strict=False)]
+            supports = np.array([np.isin(everything, choice.columns) for choice in choices])
+            columns = np.flatnonzero(supports.mean(0) > 0.5)
+        rounds = max((choice.rounds for choice in choices), default=0)
         if not len(columns):
             first = choices[0]
             fits = [refit(first.run, first.structure.without_inputs().with_biases())]
-            return _Candidate(hidden, supports, first.among, [first.run], fits, num_rounds)
-        what = "network" if hidden else "linear model"
+            return _Candidate(hidden, supports, first.among, [first.run], fits, rounds)
         runs = [
-            self._annealed(data, columns, hidden, seeds[number], False, _counted(what, number, num_networks))
-            for number in range(num_networks)
+            self._annealed(data, columns, hidden, seed, False, _counted("network", number, self.num_networks))
+            for number, seed in enumerate(seeds[: self.num_networks])
         ]
         fits = [refit(run, select(run).with_biases()) for run in runs]
         if not choices:
             supports = np.array([fit.structure.reads.numpy() for fit in fits])
-        return _Candidate(hidden, supports, columns, runs, fits, num_rounds + 1)
+        return _Candidate(hidden, supports, columns, runs, fits, rounds + 1)
 
-    def _choose(self, data: _Data, hidden: tuple[int, ...], seed: int, rounds: int | None, label: str) -> _Choice:
+    def _linear(self, data: _Data, seeds: list[int], num_runs: int) -> _Candidate:
+        """An input has one weight an output: one annealing chooses both, and weights are voted on as they are."""
+        columns = np.arange(len(data.names))
+        labels = [_counted("linear model", number, num_runs) for number in range(num_runs)]
+        runs = [self._annealed(data, columns, (), *run) for run in zip(seeds, [True] * num_runs, labels, strict=False)]
+        structures = [select(run) for run in runs]
+        supports = np.array([structure.reads.numpy() for structure in structures])
+        fit = refit(runs[0], _majority(structures).with_biases())
+        return _Candidate((), supports, columns, runs[:1], [fit], 1)
+
+    def _choose(self, data: _Data, hidden: tuple[int, ...], seed: int, label: str) -> _Choice:
         """Anneals until no input is dropped."""
         columns = np.arange(len(data.names))
         for number in itertools.count(1):
             run = self._annealed(data, columns, hidden, seed, True, f"{label}, round {number}")
             structure = select(run)
             among, columns = columns, columns[structure.reads.numpy()]
-            if not len(columns) or len(columns) == len(among) or number == rounds:
+            if not len(columns) or len(columns) == len(among) or number == self.rounds:
                 return _Choice(columns, among, run, structure, number)
         raise AssertionError("unreachable: a round drops an input or is the last")
 
@@ -232,7 +228,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
 
     @property
     def inclusion_probability_(self) -> Array:
-        """(n_features,) share of the runs that select each input."""
+        """(n_features,) share of the runs that choose each input."""
         return np.asarray(self.supports_.mean(0))
 
     @property
@@ -376,34 +372,39 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     """Regression by a sparse Bayesian network: the few inputs that matter, and intervals that hold.
 
     Inputs and response are standardised; the noise scale is learned; the prior is derived from the network and the number
-    of rows (``default_prior``). Annealing is repeated on the inputs that survived it. The biases of live units are refitted
-    even where they were pruned (``Structure.with_biases``), since the data were centred at sample means. A constant column
-    is never selected.
+    of rows (``default_prior``). First inputs are chosen: each of several runs anneals until no input is dropped, and what
+    most runs keep is kept, the median probability model. Then networks that read these choose weights and are refitted;
+    predictions average them. The biases of live units are refitted even where they were pruned
+    (``Structure.with_biases``), since the data were centred at sample means. A constant column is never selected.
 
     Args:
         family: law of the response around its mean: "normal" with one scale of the noise for all rows, "heteroscedastic",
             a normal law whose scale is a second output of the network, or "poisson" for counts, by their log rate.
-        hidden: widths of the hidden layers.
+        hidden: widths of the hidden layers; () is a linear model. Left out, (20, 10), or a linear model where that has the
+            better extended BIC.
         activation: between the layers, as in :class:`SparseNet`.
-        steps: of the last round, >= 100; rounds before it, which choose inputs, take half of them.
-        schedule: a :class:`PriorAnnealing` for every round instead; its learning rate is otherwise 4e-3 sqrt(10,000 / rows)
+        steps: of one annealing, >= 100; of those that choose inputs three fifths where several runs vote.
+        schedule: a :class:`PriorAnnealing` for all of them instead; its learning rate is otherwise 4e-3 sqrt(10,000 / rows)
             within [4e-3, 1e-2].
         batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows).
-        rounds: annealing rounds at most, >= 1. Where left out, as many as it takes until no input is dropped, and a last one
-            that chooses weights among the inputs that are left.
-        num_runs: independent runs from different seeds, each of all rounds. The one with the best extended BIC is kept;
-            ``inclusion_probability_`` says how often each input is selected.
+        rounds: of choosing, at most, >= 0; with 0 each network chooses among all inputs. Left out, as many as it takes until
+            no input is dropped.
+        num_runs: independent runs that choose inputs, >= 1; ``inclusion_probability_`` says how often each is chosen. Left
+            out, 3 for fewer than 5,000 rows, else 1.
+        num_networks: networks that are averaged, >= 1; of a linear model there is one.
         random_state: an integer, a RandomState or None, as everywhere in scikit-learn.
         device: that PyTorch computes on.
         progress: whether to show a bar.
 
     Attributes:
         selected_inputs_: names of the selected inputs for a data frame, else their columns counted from 0.
-        inclusion_probability_: (n_features,) share of the runs that select each input.
-        supports_: (num_runs, n_features) booleans, the inputs that each run selects.
-        columns_: the columns that the last round chose among; the networks of ``run_`` and ``fit_`` read these.
-        num_rounds_: rounds of the run that was kept.
-        run_, structure_, fit_: what the verbs returned in the last round, in standardised units.
+        inclusion_probability_: (n_features,) share of the runs that choose each input.
+        supports_: (num_runs, n_features) booleans, the inputs that each run chooses.
+        hidden_: widths of the hidden layers.
+        columns_: the columns that the networks choose weights among; those of ``run_`` and ``fits_`` read these.
+        num_rounds_: annealings one after another, the last one included.
+        fits_: the refits that predictions average, in standardised units.
+        run_, structure_, fit_: run, structure and refit of the network with the best extended BIC.
         noise_scale_: standard deviation of the noise in units of the response; None but for the normal family.
     """
 
@@ -623,6 +624,16 @@ def _batch_size(num_data: int) -> int:
 
 def _counted(what: str, number: int, total: int) -> str:
     return f"{what} {number + 1} of {total}" if total > 1 else what
+
+
+def _majority(structures: list[Structure]) -> Structure:
+    """Of several structures of a linear model, the weights that more than half of them keep."""
+    masks = {
+        name: torch.stack([structure.masks[name] for structure in structures]).double().mean(0) > 0.5
+        for name in structures[0].masks
+    }
+    (weight,) = (mask for mask in masks.values() if mask.dim() == 2)
+    return replace(structures[0], masks=masks, reads=weight.any(0))
 
 
 def _linear_rate(rate: float, X: Array) -> float:

@@ -427,7 +427,7 @@ def _inclusion(source: Structure | xr.Dataset | SparseEstimator) -> tuple[Array,
     """Share of runs an input is selected in, kept weights that leave it, number of runs, names."""
     if isinstance(source, SparseEstimator):
         weights = np.zeros(source.n_features_in_, dtype=int)
-        weights[source.columns_] = _weights_leaving(source.structure_)
+        weights[source.columns_] = sum(_weights_leaving(fit.structure) for fit in source.fits_)
         own = getattr(source, "feature_names_in_", [f"x{i}" for i in range(len(weights))])
         return source.inclusion_probability_, weights, len(source.supports_), [str(name) for name in own]
     if isinstance(source, Structure):

@@ -78,21 +78,28 @@ def _wrapped(start: str, text: str) -> str:
 
 
 def _facts(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    selected, kept, rounds = metrics["selected"], metrics["weights"], metrics["rounds"]
+    selected = metrics["selected"]
     facts = [
         ("response", _response(metrics)),
         ("selected", f"{len(selected)} of {len(metrics['inputs'])} inputs: {', '.join(selected) or 'none'}"),
         *_effects(metrics),
-        (
-            "network",
-            f"{kept['kept']:,} of {kept['of']:,} weights kept" + (f" in the last of {rounds} rounds" * (rounds > 1)),
-        ),
+        ("network" if metrics["hidden"] else "model", _network(metrics)),
     ]
     if metrics["left_out"]:
         facts.append(("left out", ", ".join(f"'{name}' ({why})" for name, why in metrics["left_out"].items())))
     if metrics["rows"]["dropped"]:
         facts.append(("dropped", f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks"))
     return facts + _certainty(metrics["runs"], metrics["selected_in_runs"], selected)
+
+
+def _network(metrics: dict[str, Any]) -> str:
+    weights = metrics["weights"]
+    kept, of = [f"{number:,}" for number in weights["kept"]], f"{weights['of']:,}"
+    if not metrics["hidden"]:
+        return f"linear, {kept[0]} of {of} weights kept: of better extended BIC than networks"
+    if len(kept) == 1:
+        return f"{kept[0]} of {of} weights kept"
+    return f"the average of {len(kept)}, with {', '.join(kept[:-1])} and {kept[-1]} of {of} weights kept"
 
 
 def _response(metrics: dict[str, Any]) -> str:
@@ -136,10 +143,10 @@ def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list
         counts.setdefault(round(share * runs), []).append(name)
     said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
     said = said or [f"nothing in any of {runs} runs"]
-    facts = [("how sure", f"{'; '.join(said)}; selected are those of the run that fits best for its size")]
-    open_ = [name for name, share in shares.items() if share > 0 and name not in selected]
-    if open_:
-        facts.append(("", f"not selected, although some runs select them: {', '.join(open_)}"))
+    facts = [("how sure", f"chosen by independent runs: {'; '.join(said)}; kept is what more than half of them choose")]
+    dropped = [name for name, share in shares.items() if share > 0.5 and name not in selected]
+    if dropped:
+        facts.append(("", f"not selected, since no network reads them in the end: {', '.join(dropped)}"))
     return facts
 
 

@@ -26,7 +26,9 @@ Array = np.ndarray[Any, Any]
 
 
 def regressor(schedule: ps.PriorAnnealing = TINY, **options: Any) -> ps.SparseRegressor:
-    return ps.SparseRegressor(**({"hidden": (4,), "schedule": schedule, "random_state": 0} | options))
+    return ps.SparseRegressor(
+        **({"hidden": (4,), "schedule": schedule, "num_runs": 1, "num_networks": 1, "random_state": 0} | options)
+    )
 
 
 def function(x: Array) -> Array:
@@ -48,7 +50,7 @@ NEW, Y_NEW = data(4_000, 1)
 
 @pytest.fixture(scope="module")
 def found() -> ps.SparseRegressor:
-    return regressor(SHORT, hidden=(6,)).fit(FRAME, Y)
+    return regressor(SHORT, hidden=(6,), num_networks=2).fit(FRAME, Y)
 
 
 def test_exactly_the_inputs_that_act_are_found(found: ps.SparseRegressor) -> None:
@@ -117,9 +119,9 @@ def test_saved_and_loaded_it_predicts_the_same(found: ps.SparseRegressor, tmp_pa
     with pytest.raises(ValueError, match="feature names should match"):
         again.predict(FRAME[FRAME.columns[::-1]])
     files = sorted(path.name for path in (tmp_path / "fit").iterdir())
-    assert files == ["estimator.json", "fit.json", "fit.npz"]
+    assert files == ["estimator.json", "network0", "network1"]
     json.loads((tmp_path / "fit" / "estimator.json").read_text())
-    with np.load(tmp_path / "fit" / "fit.npz", allow_pickle=False) as file:
+    with np.load(tmp_path / "fit" / "network0" / "fit.npz", allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "bfiu" for name in file.files)
 
 
@@ -170,6 +172,7 @@ def test_parameters_are_kept_as_given() -> None:
         "batch_size": 30,
         "rounds": 1,
         "num_runs": 2,
+        "num_networks": 2,
         "random_state": 4,
         "device": "cpu",
         "progress": False,
@@ -303,7 +306,7 @@ def test_a_learning_rate_too_large_for_the_data_is_lowered_and_said(monkeypatch:
     schedule = ps.PriorAnnealing(30, 30, 60, 100, learning_rate=0.1)
     monkeypatch.setattr("pyro_sparse.estimators.default_schedule", lambda num_data, steps: schedule)
     with pytest.warns(UserWarning, match="starting again with learning_rate 0.033"):
-        fitted = ps.SparseRegressor(random_state=0).fit(x, y)
+        fitted = ps.SparseRegressor(hidden=(20, 10), num_runs=1, num_networks=1, random_state=0).fit(x, y)
     assert fitted.run_.schedule.learning_rate < 0.1 and np.isfinite(fitted.predict_interval(x)).all()
     with pytest.raises(ps.NonFiniteError, match="lower learning_rate"):
         ps.SparseRegressor(schedule=schedule, random_state=0).fit(x, y)

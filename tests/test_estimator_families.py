@@ -21,7 +21,7 @@ NEW = RNG.normal(size=(4_000, 6))
 
 
 def options(**others: Any) -> dict[str, Any]:
-    return {"hidden": (5,), "schedule": SHORT, "random_state": 0} | others
+    return {"hidden": (5,), "schedule": SHORT, "random_state": 0, "num_runs": 1, "num_networks": 1} | others
 
 
 def log_odds(x: Array) -> Array:
@@ -129,7 +129,7 @@ def test_what_is_no_count_is_refused(value: float, shown: str) -> None:
 def test_unknown_families_and_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="family must be one of normal, heteroscedastic, poisson, got 'gamma'"):
         ps.SparseRegressor("gamma", **options()).fit(X, X[:, 0])
-    for name, value, least in (("rounds", 0, 1), ("num_runs", 0, 1), ("steps", 99, 100)):
+    for name, value, least in (("rounds", -1, 0), ("num_runs", 0, 1), ("num_networks", 0, 1), ("steps", 99, 100)):
         with pytest.raises(ValueError, match=f"{name} must be >= {least}, got {value}"):
             ps.SparseRegressor(**options(**{name: value})).fit(X, X[:, 0])
 
@@ -174,23 +174,57 @@ def test_the_last_round_may_drop_inputs_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert fitted.selected_inputs_ == [2] and fitted.get_support(indices=True).tolist() == [2]
 
 
-@pytest.mark.parametrize(("rounds", "choosing"), [(1, [True]), (2, [True, False]), (3, [True, True, False])])
+@pytest.mark.parametrize(("rounds", "choosing"), [(0, [False]), (1, [True, False]), (2, [True, True, False])])
 def test_rounds_can_be_limited(monkeypatch: pytest.MonkeyPatch, rounds: int, choosing: list[bool]) -> None:
     script = Scripted(monkeypatch, {"x0", "x1", "x2", "x3"}, {"x0", "x1", "x2"}, {"x0", "x1"})
     ps.SparseRegressor(**options(rounds=rounds)).fit(X, X[:, 0])
     assert script.choosing == choosing
 
 
-def test_where_nothing_survives_the_first_round_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_survives_no_weight_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted(monkeypatch, set())
     fitted = ps.SparseRegressor(**options()).fit(X, X[:, 0])
     assert script.choosing == [True] and fitted.selected_inputs_ == [] and np.ptp(fitted.predict(X)) == 0
 
 
-def test_of_several_runs_the_one_with_the_best_criterion_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second run finds the input that acts; a third reads another beside it, which the criterion does not pay for."""
-    script = Scripted(monkeypatch, {"x1"}, {"x1"}, {"x1"}, {"x0"}, {"x0"}, {"x0"}, {"x0", "x1"})
+def test_inputs_that_most_runs_choose_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third, networks = [{"x0", "x1"}] * 2, [{"x0", "x4"}] * 2, [{"x0", "x4"}] * 2, [{"x0", "x4"}]
+    script = Scripted(monkeypatch, *first, {"x0", "x1"}, *second, *third, *networks)
     fitted = ps.SparseRegressor(**options(num_runs=3)).fit(X, X[:, 0] + RNG.normal(size=600))
-    assert len(script.given) == 9 and fitted.selected_inputs_ == [0]
-    assert fitted.supports_[:, :2].tolist() == [[False, True], [True, False], [True, True]]
-    assert np.allclose(fitted.inclusion_probability_, [2 / 3, 2 / 3, 0, 0, 0, 0])
+    assert fitted.supports_[:, :5].astype(int).tolist() == [[1, 1, 0, 0, 0], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1]]
+    assert np.allclose(fitted.inclusion_probability_, [1, 1 / 3, 0, 0, 2 / 3, 0])
+    assert fitted.columns_.tolist() == [0, 4] and fitted.selected_inputs_ == [0, 4]
+    # Two rounds and the network of the first run, two rounds of each other run, the network: no run is made twice.
+    assert script.choosing == [True, True, False, True, True, True, True, False]
+
+
+def test_where_no_input_has_a_majority_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted(monkeypatch, {"x0"}, {"x0"}, {"x0"}, {"x1"}, {"x1"})
+    fitted = ps.SparseRegressor(**options(num_runs=2)).fit(X, X[:, 0])
+    assert fitted.supports_.sum(0).tolist() == [1, 1, 0, 0, 0, 0]
+    assert fitted.selected_inputs_ == [] and np.ptp(fitted.predict(X)) == 0 and fitted.effects(X).empty
+    assert fitted.predict(X)[0] == pytest.approx(X[:, 0].mean(), abs=1e-4)
+
+
+def test_predictions_average_the_networks(tmp_path: Path) -> None:
+    y = np.abs(X[:, 0]) + 0.3 * RNG.normal(size=600)
+    fitted = ps.SparseRegressor(**options(num_networks=3, schedule=TINY, rounds=0)).fit(X, y)
+    assert len(fitted.fits_) == 3 and fitted.supports_.shape == (3, 6) and fitted.hidden_ == (5,)
+    inputs = ((NEW - X.mean(0)) / X.std(0)).astype(np.float32)
+    single = [ps.predict(fit, inputs) for fit in fitted.fits_]
+    mean = np.mean([one["mean"].values for one in single], 0)
+    assert np.allclose(fitted.predict(NEW), mean * y.std() + y.mean(), rtol=1e-5, atol=1e-5)
+    assert np.ptp([one["mean"].values for one in single], 0).mean() > 0.01
+    fitted.save(tmp_path)
+    again = ps.SparseRegressor.load(tmp_path)
+    assert np.array_equal(again.predict_interval(NEW), fitted.predict_interval(NEW))
+    assert again.fit_.loss == fitted.fit_.loss == min(fit.loss for fit in fitted.fits_) or len(fitted.fits_) == 3
+
+
+@pytest.mark.parametrize("bent", [False, True])
+def test_a_linear_model_is_kept_where_it_is_the_better_one(bent: bool) -> None:
+    y = 2 * X[:, 1] - X[:, 3] + RNG.normal(size=600)
+    y = np.abs(X[:, 1]) + 0.3 * RNG.normal(size=600) if bent else y
+    fitted = ps.SparseRegressor(**options(hidden=None, num_networks=2)).fit(X, y)
+    assert fitted.hidden_ == ((20, 10) if bent else ()) and len(fitted.fits_) == (2 if bent else 1)
+    assert fitted.selected_inputs_ == ([1] if bent else [1, 3])

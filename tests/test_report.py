@@ -193,7 +193,8 @@ def study(family: str = "normal", **changes: Any) -> str:
         "runs": 3,
         "rounds": 2,
         "selected_in_runs": {"u": 1.0, "v": 2 / 3, "w": 0.0},
-        "weights": {"kept": 5, "of": 100},
+        "hidden": [20, 10],
+        "weights": {"kept": [5, 7, 6], "of": 100},
         "converged": True,
         "noise_scale": 1.0,
         "held_out": held_out,
@@ -208,10 +209,11 @@ def test_summary_says_which_way_and_how_sure() -> None:
     text = study()
     assert "u: rises from 10 (9.9 to 10.1) at 0 to 20 (19.9 to 20.1) at 1" in text
     assert "on the mean of 'y'" in text and "noise of standard deviation 1 " in text
-    assert "u in 3 of 3 runs; v in 2 of 3 runs" in text and "not selected, although some runs select them: v" in text
-    assert "5 of 100 weights kept in the last of 2 rounds" in text and "falls short" not in text
-    alone = study(selected_in_runs={"u": 1.0, "v": 0.0, "w": 0.0})
-    assert "although" not in alone
+    assert "u in 3 of 3 runs; v in 2 of 3 runs" in text and "no network reads them in the end: v" in text
+    assert "the average of 3, with 5, 7 and 6 of 100 weights kept" in text and "falls short" not in text
+    assert "in the end" not in study(selected_in_runs={"u": 1.0, "v": 1 / 3, "w": 0.0})
+    assert "network 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100})
+    assert "model linear, 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100}, hidden=[])
     assert "one run says which inputs" in study(runs=1)
 
 
