@@ -100,6 +100,26 @@ class Normal(_Real):
     def noise_variance(self, link: Tensor) -> Tensor | None:
         return link.new_full((len(link),), self.scale**2)
 
+    def varying_noise(self, residuals: Tensor, regressors: Tensor) -> tuple[float, float]:
+        """Whether the variance of (rows,) residuals depends on (rows, k) regressors: Koenker's form of the Breusch-Pagan test.
+
+        Returns:
+            Its p-value, and how many times larger the mean square is in the fifth of the rows where the regressors expect
+            most than in that where they expect least.
+        """
+        from scipy import stats
+
+        squares = residuals.double().square()
+        design = torch.cat([torch.ones_like(squares)[:, None], regressors.to(squares)], 1)
+        design = design / design.norm(dim=0).clamp(min=torch.finfo(design.dtype).tiny)
+        left, singular, _ = torch.linalg.svd(design, full_matrices=False)
+        basis = left[:, singular > 1e-8 * singular[0]]
+        expected = basis @ (basis.T @ squares)
+        share = float((expected - squares.mean()).square().sum() / (squares - squares.mean()).square().sum())
+        p_value = float(stats.chi2.sf(len(squares) * share, basis.shape[1] - 1)) if basis.shape[1] > 1 else 1.0
+        order, fifth = expected.argsort(), max(1, len(squares) // 5)
+        return p_value, float(squares[order[-fifth:]].mean() / squares[order[:fifth]].mean())
+
 
 @dataclass(frozen=True)
 class HeteroscedasticNormal(_Real):

@@ -134,7 +134,17 @@ class Fit:
         information = fisher_information(rooted, self.precision[self.matters], self.family.residuals(link, response))
         if isinstance(self.family, Poisson):
             _warn_of_overdispersion(*self.family.overdispersion(link, response, information.rank))
+        if isinstance(self.family, Normal):
+            inputs = self._inputs_read()
+            if inputs.shape[1] < self.response.spec.num_data // 10:
+                _warn_of_varying_noise(*self.family.varying_noise(response - link[:, 0], torch.cat([link, inputs], 1)))
         return information
+
+    def _inputs_read(self) -> Tensor:
+        """(rows, inputs) the columns of the first argument that the networks read, where it is a matrix."""
+        first = self.data[0] if self.data else self.free.new_zeros(self.response.spec.num_data, 0)
+        reads = self.structure.reads
+        return first[:, reads] if first.dim() == 2 and first.shape[1] == len(reads) else first.new_zeros(len(first), 0)
 
     @property
     def noise_variance(self) -> float:
@@ -420,6 +430,16 @@ def _warn_of_overdispersion(ratio: float, deviations: float) -> None:
         warnings.warn(
             f"the counts vary {ratio:.2g} times as much about their rates as Poisson counts: intervals are too narrow. Add "
             "the inputs that are missing, or model log(1 + count) as a normal response",
+            stacklevel=3,
+        )
+
+
+def _warn_of_varying_noise(p_value: float, ratio: float) -> None:
+    if p_value < 1e-3 and ratio > 2:
+        warnings.warn(
+            "the noise is clearly larger at some rows than at others: intervals of a new observation hold on average, but are "
+            "too wide where it is small and too narrow where it is large. Give the model a scale for each row "
+            '(family="heteroscedastic")',
             stacklevel=3,
         )
 

@@ -1,5 +1,6 @@
 """Partial dependence with intervals: against scikit-learn's, and against a linear model's textbook intervals."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,32 @@ def test_the_interval_is_the_textbooks_for_a_linear_model() -> None:
     assert np.allclose(table["mean"], at @ weights, atol=1e-6)
     assert np.allclose(table["mean_upper"] - table["mean"], half, rtol=1e-4)
     assert table["value"].values.tolist() == values
+
+
+def test_several_fits_are_averaged_by_the_law_of_total_variance() -> None:
+    fit, x, _ = linear_fit()
+    other = dataclasses.replace(
+        fit, values={name: 1.5 * value for name, value in fit.values.items()}, free=1.5 * fit.free
+    )
+    single = [ps.partial_dependence(one, x, 2, [-1.0, 2.0]) for one in (fit, other)]
+    table = ps.partial_dependence([fit, other], x, 2, [-1.0, 2.0])
+    means = np.array([one["mean"].values for one in single])
+    assert np.allclose(table["mean"], means.mean(0)) and np.ptp(means, 0).max() > 0.1
+    within = np.array([(one["mean_upper"] - one["mean"]).values / stats.norm.ppf(0.975) for one in single]) ** 2
+    half = stats.norm.ppf(0.975) * np.sqrt(within.mean(0) + means.var(0))
+    assert np.allclose(table["mean_upper"] - table["mean"], half, rtol=1e-6)
+    new = x.numpy()
+    single = [ps.predict(one, new, 0.9) for one in (fit, other)]
+    table = ps.predict([fit, other], new, 0.9)
+    means = np.array([one["mean"].values for one in single])
+    z = stats.norm.ppf(0.95)
+    for lower in ("mean_lower", "lower"):
+        within = np.array([(one["mean"] - one[lower]).values / z for one in single]) ** 2
+        assert np.allclose(table["mean"] - table[lower], z * np.sqrt(within.mean(0) + means.var(0)), rtol=1e-6)
+    with pytest.raises(ValueError, match="source must hold at least one fit, got none"):
+        ps.predict([], new)
+    with pytest.raises(ValueError, match="source must hold at least one fit, got none"):
+        ps.partial_dependence([], x, 2, [0.0])
 
 
 @pytest.mark.parametrize(

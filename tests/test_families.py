@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 import pyro_sparse as ps
 from pyro_sparse.inference import family as families
 from pyro_sparse.inference.intervals import fisher_information
-from pyro_sparse.inference.prediction import as_table
+from pyro_sparse.inference.prediction import Moments, as_table
 
 N = 80
 GENERATOR = torch.Generator().manual_seed(0)
@@ -222,8 +223,9 @@ def test_equal_scales_are_one_scale() -> None:
         information = fisher_information(rooted, torch.ones(3).double(), family.residuals(link[:, of], REAL.double()))
         variance, noise = information.variance(X.double()), family.noise_variance(link[:, of])
         assert noise is not None
-        score = (family.score(link[:, of]), variance.sqrt())
-        tables.append(as_table(family, score[0], variance, score, information.dispersion * noise, 1.5, 0.9))
+        score = family.score(link[:, of])
+        moments = Moments(family, score, variance, score, variance, information.dispersion * noise, 1.5)
+        tables.append(as_table(moments, 0.9))
     assert all(np.allclose(tables[0][column], tables[1][column], rtol=1e-9) for column in tables[0])
 
 
@@ -317,6 +319,42 @@ def test_separable_classes_are_held_by_the_slab() -> None:
     assert np.isfinite(fit.covariance()).all() and (table["mean_lower"] < table["mean_upper"]).all()
 
 
+def noisy_line(num_rows: int, slope: float) -> tuple[Any, Any]:
+    """A line whose noise grows or falls along it."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(num_rows, 3))
+    return x, x[:, 0] + np.exp(slope * x[:, 0]) * rng.normal(size=num_rows)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.6])
+def test_noise_that_varies_is_warned_of(slope: float) -> None:
+    x, y = noisy_line(1_000, slope)
+    fitted = ps.SparseRegressor(hidden=(), random_state=0, steps=2_000, num_runs=1).fit(x, y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted.predict(x)
+    assert any("noise is clearly larger" in str(w.message) for w in caught) == (slope > 0)
+
+
+def test_the_test_of_varying_noise_has_its_level_and_the_same_value_as_by_hand() -> None:
+    rng, normal = np.random.default_rng(0), families.Normal(1.0)
+    z = rng.normal(size=(200, 2))
+    found = [normal.varying_noise(torch.from_numpy(r), torch.from_numpy(z))[0] for r in rng.normal(size=(2_000, 200))]
+    # Uniform p-values: 4 standard errors of a share of 2,000, a false alarm in 16,000.
+    assert all(
+        abs(np.mean(np.array(found) < level) - level) < 4 * (level * (1 - level) / 2_000) ** 0.5
+        for level in (0.05, 0.5)
+    )
+    r = np.exp(0.5 * z[:, 0]) * rng.normal(size=200)
+    squares, design = r**2, np.column_stack([np.ones(200), z])
+    fitted = design @ np.linalg.lstsq(design, squares, rcond=None)[0]
+    statistic = 200 * fitted.var() / squares.var()
+    order = np.argsort(fitted)
+    p_value, ratio = normal.varying_noise(torch.from_numpy(r), torch.from_numpy(np.column_stack([z, z.sum(1)])))
+    assert p_value == pytest.approx(stats.chi2.sf(statistic, 2), rel=1e-6)  # the third regressor adds nothing
+    assert ratio == pytest.approx(squares[order[-40:]].mean() / squares[order[:40]].mean())
+
+
 def test_counts_that_vary_more_than_poisson_are_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"vary .* times as much .* as Poisson counts.*log\(1 \+ count\)"):
         model = MODELS["poisson"][0]
@@ -380,14 +418,8 @@ def simulated(name: str, replications: int, num_data: int) -> np.ndarray[Any, An
         information = fisher_information(root * x[1:, None], torch.full((3,), 1e-3).double())
         score, variance = x[:1] @ beta, information.variance(x[:1])
         centre = family.mean(score)
-        sizes = (
-            family.mean_variance(centre, variance),
-            (score, variance.sqrt()),
-            None,
-            information.quantile(0.95),
-            0.95,
-        )
-        table = as_table(family, centre, *sizes)
+        spread = family.mean_variance(centre, variance)
+        table = as_table(Moments(family, centre, spread, score, variance, None, information.quantile(0.95)), 0.95)
         hits[0] += float(table["mean_lower"][0]) <= float(mean[0]) <= float(table["mean_upper"][0])
         if name == "poisson":
             hits[1] += float(table["lower"][0]) <= float(y[0]) <= float(table["upper"][0])

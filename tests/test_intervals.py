@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_sparse.inference.family import Normal
 from pyro_sparse.inference.intervals import FisherInformation, fisher_information
-from pyro_sparse.inference.prediction import as_table
+from pyro_sparse.inference.prediction import Moments, as_table
 
 N, K = 25, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -36,7 +36,8 @@ def linear_information(x: Tensor, residuals: Tensor, precision: Tensor) -> Fishe
 
 def table_of(mean: Tensor, sd: Tensor, information: FisherInformation, prob: float) -> xr.Dataset:
     noise = torch.full_like(mean, information.dispersion)
-    return as_table(Normal(1.0), mean, sd.square(), (mean, sd), noise, information.quantile(prob), prob)
+    variance = sd.square()
+    return as_table(Moments(Normal(1.0), mean, variance, mean, variance, noise, information.quantile(prob)), prob)
 
 
 def none(num_weights: int = K) -> Tensor:
