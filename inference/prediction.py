@@ -157,12 +157,16 @@ def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Data
 
 
 def _averaged_noise(family: Family, response: Response, draws: list[dict[str, Tensor]], links: Tensor) -> Tensor | None:
-    """sigma-hat squared of section A.4: by the mean squared residual of the averaged prediction."""
+    """sigma-hat squared: the mean squared residual of the draws.
+
+    It exceeds that of the averaged prediction (section A.4) by the variance of the draws at the training rows, which is
+    sigma² times the effective number of parameters: unbiased for a linear model, where A.4 falls short by k / n.
+    """
     if family.noise_variance(links[0]) is None:
         return None
     data = response.spec.data
     fitted = torch.stack([response.evaluate(family.link, values, data) for values in draws]).double()
-    residuals = response.observed(draws[0]).double() - family.score(fitted.mean(0))
+    residuals = response.observed(draws[0]).double() - torch.stack([family.score(link) for link in fitted])
     expected, new = (torch.stack([_noise(family, link) for link in at]).mean(0) for at in (fitted, links))
     return new * (residuals.square() / expected).mean()
 

@@ -298,7 +298,7 @@ def test_a_run_is_averaged_over_its_draws() -> None:
         if name == "heteroscedastic":
             of_rows = torch.einsum("rp,dkp->drk", X, draws).double()
             expected = (2 * of_rows[..., 1]).exp().mean(0)
-            dispersion = ((REAL - of_rows[..., 0].mean(0)).square() / expected).mean()
+            dispersion = ((REAL - of_rows[..., 0]).square() / expected).mean()
             noise = dispersion * (2 * f[..., 1]).exp().mean(0)
             total = stats.norm.ppf(0.9) * (mean.var(0, correction=0) + noise).sqrt()
             assert np.allclose(table["upper"] - table["mean"], total, rtol=1e-4)

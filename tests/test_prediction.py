@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from scipy import stats
 from torch import Tensor
 
 import pyro_sparse as ps
-from pyro_sparse.inference import response
+from pyro_sparse.inference import prediction, response
+from pyro_sparse.inference.family import Normal
 
 N = 60
 GENERATOR = torch.Generator().manual_seed(0)
@@ -116,7 +118,7 @@ def test_a_run_is_averaged_over_its_draws(model: Model) -> None:
     for prob in (0.95, 0.5):
         table = ps.predict(run_of(model, draws, SAMPLE), NEW, prob)
         means = np.array(draws) @ NEW.numpy().T
-        noise = np.square(Y.numpy() - X.numpy() @ np.mean(draws, 0)).mean()
+        noise = np.square(Y.numpy() - np.array(draws) @ X.numpy().T).mean()
         z = stats.norm.ppf(0.5 * (1 + prob))
         assert np.allclose(table["mean"], means.mean(0), atol=1e-5)
         assert np.allclose(table["mean_upper"] - table["mean"], z * means.std(0), atol=1e-5)
@@ -124,6 +126,42 @@ def test_a_run_is_averaged_over_its_draws(model: Model) -> None:
         half = z * np.sqrt(means.var(0) + noise)
         assert np.allclose(table["upper"] - table["mean"], half, atol=1e-5)
         assert np.allclose(table["mean"] - table["lower"], half, atol=1e-5)
+
+
+def test_averages_over_draws_cover_a_new_observation_with_few_rows_to_a_parameter() -> None:
+    """Draws of the exact posterior of a linear model with 30 parameters on 60 rows, whose noise scale is known to none.
+
+    200 data sets: the coverage has a standard error below .018, of which 4 are allowed; without the variance of the draws
+    it is .83.
+    """
+    rng, covered = np.random.default_rng(1), []
+    z = stats.norm.ppf(0.975)
+    for _ in range(200):
+        x = rng.normal(size=(61, 30))
+        beta = rng.normal(size=30)
+        y = x @ beta + rng.normal(size=61)
+        inverse = np.linalg.inv(x[:60].T @ x[:60])
+        draws = rng.multivariate_normal(inverse @ x[:60].T @ y[:60], inverse, 200)
+        links = torch.from_numpy(draws @ x[60:].T)[:, :, None]
+        stand_in: Any = Exact(x[:60], y[:60])
+        noise = prediction._averaged_noise(Normal(1.0), stand_in, list(torch.from_numpy(draws)), links)
+        half = z * (links.var() + noise.mean()) ** 0.5
+        assert noise is not None
+        covered.append(float(abs(y[60] - links.mean()) < half))
+    assert abs(np.mean(covered) - 0.95) < 4 * 0.018
+
+
+class Exact:
+    """Stands for the response of a linear model of noise scale 1."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.spec, self.x, self.y = SimpleNamespace(data=()), torch.from_numpy(x), torch.from_numpy(y)
+
+    def evaluate(self, of: Any, values: Tensor, data: Any) -> Tensor:
+        return (self.x @ values)[:, None]
+
+    def observed(self, values: Tensor) -> Tensor:
+        return self.y
 
 
 def test_several_chains_are_averaged_together() -> None:

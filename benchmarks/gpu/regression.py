@@ -73,7 +73,7 @@ class Settings:
 def settings(name: str, num_rows: int) -> Settings:
     """The paper's, where its numbers are variances, or ours."""
     if name == "ours":
-        return Settings(default_schedule(num_rows), None, True)
+        return Settings(default_schedule(num_rows, 20_000), None, True)
     prior = ps.SpikeSlab(1e-7, math.sqrt(1e-6), math.sqrt(1e-2), math.sqrt(5e-5))
     return Settings(ps.PriorAnnealing.paper_regression(), prior, False)
 
