@@ -21,7 +21,7 @@ def fit(data: Data, seed: int, effort: float) -> Fitted:
     model = LassoNetRegressor(
         hidden_dims=HIDDEN,
         batch_size=500,
-        n_iters=(max(1, int(60 * effort)), max(1, int(5 * effort))),
+        n_iters=(max(1, int(200 * effort)), max(1, int(20 * effort))),
         patience=(10, 5),
         path_multiplier=1.1,
         lambda_start=1.0,

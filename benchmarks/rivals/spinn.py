@@ -19,7 +19,7 @@ HIDDEN = (20, 10)
 PENALTIES = (0.006, 0.008, 0.011, 0.015, 0.02, 0.027, 0.036, 0.05)
 MIX, RIDGE = 0.5, 1e-4
 LEARNING_RATE, MOMENTUM = 2e-2, 0.9  # the rate falls linearly to 0 along each fit, so that its noise dies out
-FIRST_STEPS, STEPS = 6_000, 2_000
+FIRST_STEPS, STEPS = 20_000, 5_000
 
 
 def fit(data: Data, seed: int, effort: float) -> Fitted:
