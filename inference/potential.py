@@ -8,6 +8,7 @@ where :math:`T` maps the unconstrained position to the supports and :math:`J` is
 density, never on the Jacobian. A batch estimates the likelihood by N / m times its sum.
 """
 
+import copy
 import os
 import traceback
 import warnings
@@ -74,6 +75,11 @@ class Evaluation(NamedTuple):
     mean_gradient: Tensor
     mean_potential: Tensor
     log_prob: dict[str, Tensor]  # scaled sum of every site
+
+    def chain(self, number: int) -> "Evaluation":
+        """That of one of several chains."""
+        log_prob = {name: value[number] for name, value in self.log_prob.items()}
+        return Evaluation(self.mean_gradient[number], self.mean_potential[number], log_prob)
 
 
 class values_at(Messenger):
@@ -145,6 +151,34 @@ class Potential:
             self._program, self._random = self._eager, True
             warnings.warn(f"the model is run eagerly, several times slower, as {self.reason}", stacklevel=5)
 
+    def of_chains(self, positions: Tensor, indices: tuple[Tensor, Tensor]) -> "Potential | None":
+        """The same for several chains at once: positions (chain, coordinate), indices of two steps (chain, row).
+
+        None where the model is run eagerly or draws random numbers, or where the program differs from one chain alone.
+        """
+        if self.reason is not None or self._random:
+            return None
+        several = copy.copy(self)
+        tempering = self.tempering(0.25, 0.75, 0.125, positions)
+        arguments = self._arguments(positions, tempering, indices[0])
+        by_chain = self.spec.batch_size is not None
+        data = [0 if by_chain and not self.spec.subsamples_itself else None] * len(self.spec.data)
+        in_dims = (0, None, None, None, 0 if by_chain else None, *data)
+        try:
+            with _quiet(), torch.no_grad():
+                graph = make_fx(torch.func.vmap(self._program, in_dims))(*arguments)
+            several._program = _tidied(graph)
+            nearby = positions + 0.01 * torch.linspace(-1, 1, positions.numel()).to(positions).view_as(positions)
+            together = several(nearby, tempering, indices[1])
+        except Exception:  # an operation that has no form for several chains
+            return None
+        alone = [self(z, tempering, i) for z, i in zip(nearby, indices[1].expand(len(nearby), -1), strict=True)]
+        gradients = torch.stack([one.mean_gradient for one in alone])
+        tolerance = max(1e3 * torch.finfo(positions.dtype).eps, 1e-10)
+        scale = float((gradients.abs().max() * tolerance).nan_to_num(0.0, 0.0))
+        same = torch.allclose(together.mean_gradient, gradients, tolerance, scale, equal_nan=True)
+        return several if same else None
+
     def __call__(self, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
         with torch.no_grad():
             return self._run(self._program, position, tempering, indices)
@@ -165,7 +199,7 @@ class Potential:
     def _arguments(self, position: Tensor, tempering: Tempering, indices: Tensor) -> tuple[Tensor, ...]:
         spec = self.spec
         whole = spec.subsamples_itself or spec.batch_size is None
-        data = spec.data if whole else tuple(d.index_select(0, indices) for d in spec.data)
+        data = spec.data if whole else tuple(_rows(d, indices) for d in spec.data)
         return (position, *tempering, indices, *data)
 
     def _eager(self, position: Tensor, power: Tensor, progress: Tensor, temperature: Tensor, *rest: Tensor) -> Any:
@@ -220,6 +254,11 @@ class Potential:
             if not torch.allclose(traced.mean_gradient, eager.mean_gradient, tolerance, scale, equal_nan=True):
                 return "the gradient of the traced program differs from it"
         return None
+
+
+def _rows(data: Tensor, indices: Tensor) -> Tensor:
+    """(row, ...) of one batch, (chain, row, ...) of several."""
+    return data.index_select(0, indices.reshape(-1)).reshape(*indices.shape, *data.shape[1:])
 
 
 def _log_prob(node: Node) -> Tensor:

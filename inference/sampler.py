@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.trace import build_trace
 from pyro_sparse.models.spike_slab import SpikeSlab
 
+TOGETHER = 200_000  # coordinates of all chains up to which they run in one program; above, it is no faster
 STATISTICS = (*Controls._fields, "step", "loss", "num_kept", "minibatch_temperature")
 
 
@@ -57,6 +58,14 @@ class Run:
         """Columns of the model's first argument; None where it is no matrix."""
         data = self.spec.data
         return data[0].shape[1] if data and data[0].dim() == 2 else None
+
+    def chain(self, number: int) -> "Run":
+        """One of its chains, alone."""
+        if not 0 <= number < len(self.positions):
+            raise ValueError(f"number must be one of the {len(self.positions)} chains, counted from 0, got {number}")
+        own = slice(number, number + 1)
+        trace, history = self.trace.isel(chain=[number]), self.history.isel(chain=[number])
+        return replace(self, positions=self.positions[own], draws=self.draws[own], trace=trace, history=history)
 
     def __repr__(self) -> str:
         chains, draws, _ = self.draws.shape
@@ -99,8 +108,10 @@ def anneal(
         batch_size: rows a step; None is all of them, and needs no plate. A model that subsamples inside its plate has a
             size of its own.
         num_draws: draws kept, evenly spaced over the last phase.
-        num_chains: independent annealing runs, one after another. Where the schedule trains, chains after the first start
-            from fresh random weights; without a train phase all start from the weights given.
+        num_chains: independent annealing runs. Small ones run together, which costs little more than one, and stop
+            together; batches and noise of a chain are those it has alone, its values the same to rounding. Where the schedule
+            trains, chains after the first start from fresh random weights; without a train phase all start from the weights
+            given.
         seed: of start values, batches and noise; the global generator is neither used nor changed.
         input_names: of the columns of the first argument.
         progress: whether to show a bar; a text stands in front of it.
@@ -125,11 +136,14 @@ def anneal(
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = _Table(schedule, position)
     ended: list[_Chain] = []
-    total, label = schedule.num_steps * num_chains, progress if isinstance(progress, str) else ""
-    with tqdm(total=total, disable=not progress, unit="step", smoothing=0.02) as bar:
-        for chain, position in enumerate(starts):
+    label = progress if isinstance(progress, str) else ""
+    together = _together(potential, starts, seed)
+    groups = [[chain] for chain in range(num_chains)] if together is None else [list(range(num_chains))]
+    with tqdm(total=schedule.num_steps * len(groups), disable=not progress, unit="step", smoothing=0.02) as bar:
+        for chains in groups:
+            start_of_all = _stacked([starts[chain] for chain in chains])
             try:
-                ended.append(_run_chain(potential, table, position, seed, chain, num_draws, label, bar))
+                ended += _run_chains(together or potential, table, start_of_all, seed, chains, num_draws, label, bar)
             except NonFiniteError as error:
                 error.run = _run(spec, schedule, seed, names, ended) if ended else None
                 raise
@@ -159,33 +173,70 @@ class _Chain:
     history: list[tuple[float, ...]]
 
 
-def _run_chain(
-    potential: Potential, table: _Table, position: Tensor, seed: int, chain: int, num_draws: int, label: str, bar: Any
-) -> _Chain:
+def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potential | None:
+    """The potential of all chains at once; None where one after the other is as fast, or the only way."""
+    if len(starts) == 1 or sum(len(start) for start in starts) > TOGETHER:
+        return None
+    batches = [_batches(potential.spec, seed, chain, starts[0]) for chain in range(len(starts))]
+    first, second = (_batch(batches, step) for step in (0, 1))
+    return potential.of_chains(torch.stack(starts), (first, second))
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """Chains in front, where there are several."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts)
+
+
+def _batch(batches: list[Batches], step: int) -> Tensor:
+    """Row numbers (row,), or (chain, row); all rows are the same for all chains."""
+    return batches[0](step) if batches[0].batch_size is None else _stacked([batch(step) for batch in batches])
+
+
+def _run_chains(
+    potential: Potential,
+    table: _Table,
+    start: Tensor,
+    seed: int,
+    chains: list[int],
+    num_draws: int,
+    label: str,
+    bar: Any,
+) -> list[_Chain]:
+    """One chain, or several at once: position, momentum, batches and noise then have the chains in front."""
     spec, schedule = potential.spec, table.schedule
-    state = sghmc.init(position)
-    noise = Noise(seed, chain, position.device)
-    batches = _batches(spec, seed, chain, position)
-    decayed = spec.layout.flat({s.name: float(s.kind != "latent") for s in spec.layout.sites}, 0.0, position)
-    recorder = _Recorder(spec, schedule, num_draws, chain, label, position)
+    state = sghmc.init(start)
+    noises = [Noise(seed, chain, start.device) for chain in chains]
+    batches = [_batches(spec, seed, chain, start) for chain in chains]
+    heats = [_batches(spec, seed, chain, start, "temperature") for chain in chains]
+    one = start[0] if len(chains) > 1 else start
+    decayed = spec.layout.flat({s.name: float(s.kind != "latent") for s in spec.layout.sites}, 0.0, one)
+    recorders = [_Recorder(spec, schedule, num_draws, chain, label, one) for chain in chains]
     for step, controls in enumerate(table.controls):
         tempering = table.tempering(step)
-        with _random_numbers(potential, seed, chain, step, position.device):
-            evaluation = potential(state.position, tempering, batches(step))
+        with _random_numbers(potential, seed, chains[0], step, start.device):
+            evaluation = potential(state.position, tempering, _batch(batches, step))
         _check_finite(evaluation, state, spec, controls, schedule, step)
         gradient = evaluation.mean_gradient
         if controls.weight_decay:
             gradient = gradient + controls.weight_decay * decayed * state.position
-        normals = noise(step, state.position) if controls.temperature > 0 else None
+        normals = _stacked([noise(step, one) for noise in noises]) if controls.temperature > 0 else None
         state = sghmc.step(state, gradient, normals, controls, spec.num_data)
-        if recorder.is_due(step):
-            recorder.look(step, controls, evaluation, state.position, bar)
-        if recorder.is_draw(step):
-            with _random_numbers(potential, seed, chain, step, position.device):
-                heat = _minibatch_temperature(potential, state.position, tempering, controls, seed, chain, step)
-            recorder.draw(step, controls, state.position, heat)
+        if recorders[0].is_due(step):
+            for number, recorder in enumerate(recorders):
+                own = evaluation if len(chains) == 1 else evaluation.chain(number)
+                recorder.look(step, controls, own, _own(state.position, number), bar)
+        if recorders[0].is_draw(step):
+            with _random_numbers(potential, seed, chains[0], step, start.device):
+                temperatures = _minibatch_temperature(potential, state.position, tempering, controls, heats, step)
+            for number, recorder in enumerate(recorders):
+                recorder.draw(step, controls, _own(state.position, number), temperatures[number])
         bar.update()
-    return recorder.chain(state.position)
+    return [recorder.chain(_own(state.position, number)) for number, recorder in enumerate(recorders)]
+
+
+def _own(position: Tensor, number: int) -> Tensor:
+    """That of one chain."""
+    return position if position.dim() == 1 else position[number]
 
 
 class _Recorder:
@@ -259,17 +310,24 @@ def _loss(evaluation: Evaluation, spec: Specification) -> float:
 
 
 def _minibatch_temperature(
-    potential: Potential, position: Tensor, tempering: Tempering, controls: Controls, seed: int, chain: int, step: int
-) -> float:
-    """The temperature that minibatch noise alone would give: learning_rate N Var(batch gradient) / (2 friction)."""
+    potential: Potential,
+    position: Tensor,
+    tempering: Tempering,
+    controls: Controls,
+    batches: list[Batches],
+    step: int,
+) -> list[float]:
+    """Of each chain the temperature that minibatch noise alone would give.
+
+    It is learning_rate N Var(batch gradient) / (2 friction).
+    """
     spec = potential.spec
     if spec.batch_size is None or spec.num_data < 2 * spec.batch_size:
-        return 0.0 if spec.batch_size is None else math.nan
-    batches = _batches(spec, seed, chain, position, "temperature")
+        return [0.0 if spec.batch_size is None else math.nan] * len(batches)
     first = step * (spec.num_data // spec.batch_size)  # two batches of one epoch, another epoch each time
-    gradients = [potential(position, tempering, batches(number)).mean_gradient for number in (first, first + 1)]
-    variance = float((gradients[0] - gradients[1]).square().mean()) / 2
-    return controls.learning_rate * spec.num_data * variance / (2 * controls.friction)
+    gradients = [potential(position, tempering, _batch(batches, number)).mean_gradient for number in (first, first + 1)]
+    variances = (gradients[0] - gradients[1]).square().mean(-1).reshape(-1) / 2
+    return [controls.learning_rate * spec.num_data * v / (2 * controls.friction) for v in variances.tolist()]
 
 
 @contextlib.contextmanager
@@ -291,9 +349,16 @@ def _check_finite(
     schedule: PriorAnnealing,
     step: int,
 ) -> None:
-    gradient = evaluation.mean_gradient
-    if math.isfinite(float(evaluation.mean_potential + gradient.dot(gradient))):
+    gradient, position = evaluation.mean_gradient, state.position
+    if gradient.dim() == 1 and math.isfinite(float(evaluation.mean_potential + gradient.dot(gradient))):
         return
+    if gradient.dim() > 1:
+        finite = (evaluation.mean_potential + gradient.square().sum(-1)).isfinite()
+        if bool(finite.all()):
+            return
+        failed = int(finite.int().argmin())
+        evaluation, position = evaluation.chain(failed), position[failed]
+        gradient = evaluation.mean_gradient
     bad = [name for name, value in evaluation.log_prob.items() if not bool(value.isfinite())]
     what = "log density"
     if not bad:
@@ -313,7 +378,7 @@ def _check_finite(
         f"the {what} of {', '.join(repr(name) for name in bad)} became NaN or infinite at step {step} "
         f"({phase} step {since}): {remedy}; the state before it is in this error's `values`",
         step,
-        {name: value.clone() for name, value in spec.layout.constrained(state.position).items()},
+        {name: value.clone() for name, value in spec.layout.constrained(position).items()},
     )
 
 

@@ -17,7 +17,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_sparse as ps
+from pyro_sparse.inference import sampler
 from pyro_sparse.inference.inspection import inspect
+from pyro_sparse.inference.potential import Potential
+
+Model = Callable[..., Any]
 
 LAW = ps.SpikeSlab(0.3, 0.1, 1.0, 0.3)
 GENERATOR = torch.Generator().manual_seed(0)
@@ -68,9 +72,62 @@ def test_chains_differ_and_do_not_depend_on_their_number(train_steps: int) -> No
     _, model = network()
     schedule = ps.PriorAnnealing(train_steps, 5, 5, 5, learning_rate=1e-3)
     three, one = (quick(model, schedule=schedule, num_chains=n, batch_size=5).draws for n in (3, 1))
-    assert torch.equal(three[:1], one)
+    assert torch.allclose(three[:1], one, rtol=1e-4, atol=1e-6)
     for a, b in itertools.combinations(three, 2):
         assert not torch.isclose(a[-1], b[-1]).any()
+
+
+def subsampling(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", LAW.expand([3]).to_event(1))
+    with pyro.plate("data", len(x), subsample_size=5) as rows:
+        pyro.sample("y", dist.Normal(x[rows] @ w, 1.0), obs=y[rows])
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size"), [(network()[1], 5), (network()[1], None), (linear, 5), (linear, None), (subsampling, None)]
+)
+def test_chains_together_are_those_of_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, model: Model, batch_size: int | None
+) -> None:
+    schedule = ps.PriorAnnealing(5, 5, 5, 0, 30, learning_rate=1e-3, weight_decay=0.1)
+    calls: list[int] = []
+    of_chains = Potential.of_chains
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        found = of_chains(*arguments)
+        assert found is not None
+        return found
+
+    monkeypatch.setattr(Potential, "of_chains", counted)
+    together = quick(model, (X, Y), schedule=schedule, num_chains=3, batch_size=batch_size)
+    assert calls == [1]
+    monkeypatch.setattr(sampler, "TOGETHER", 0)
+    apart = quick(model, (X, Y), schedule=schedule, num_chains=3, batch_size=batch_size)
+    assert calls == [1]
+    assert torch.allclose(together.draws, apart.draws, rtol=1e-4, atol=1e-6)
+    for name, values in apart.trace["sample_stats"].data_vars.items():
+        assert np.allclose(together.trace["sample_stats"][name], values, rtol=1e-3, equal_nan=True), name
+    for name, values in apart.history.data_vars.items():
+        assert np.allclose(together.history[name], values, rtol=1e-3), name
+    one = together.chain(1)
+    assert torch.equal(one.draws, together.draws[1:2]) and torch.equal(one.positions, together.positions[1:2])
+    assert one.trace["posterior"].sizes["chain"] == 1 and one.history.sizes["chain"] == 1
+    assert np.array_equal(one.history["loss"], together.history["loss"][1:2])
+    with pytest.raises(ValueError, match="number must be one of the 3 chains, counted from 0, got 3"):
+        together.chain(3)
+
+
+def test_chains_of_a_model_with_dropout_run_one_after_the_other() -> None:
+    dropout = nn.Dropout(0.5)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", LAW.expand([3]).to_event(1))
+        with pyro.plate("data", len(X), subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(dropout(x) @ w, 1.0), obs=y)
+
+    two, one = (quick(model, (X, Y), num_chains=n, batch_size=5).draws for n in (2, 1))
+    assert torch.equal(two[:1], one)
 
 
 def test_the_first_chain_starts_from_the_networks_weights_and_the_others_afresh_where_it_trains() -> None:
@@ -345,8 +402,13 @@ def test_a_run_that_diverges_stops_with_step_site_remedy_and_last_values() -> No
     assert isinstance(error, ArithmeticError)
 
 
-def test_a_later_chain_that_diverges_keeps_the_earlier_ones() -> None:
-    """At weights of zero the gradient is zero: the first chain stays where it is, the second runs away."""
+@pytest.mark.parametrize("together", [False, True])
+def test_a_later_chain_that_diverges_keeps_the_earlier_ones(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    """At weights of zero the gradient is zero: the first chain stays where it is, the second runs away.
+
+    One after the other the first has ended by then; together all stop.
+    """
+    monkeypatch.setattr(sampler, "TOGETHER", sampler.TOGETHER if together else 0)
     net, model = network()
     with torch.no_grad():
         for p in net.parameters():
@@ -355,9 +417,13 @@ def test_a_later_chain_that_diverges_keeps_the_earlier_ones() -> None:
     with pytest.raises(ps.NonFiniteError, match=r"at step \d+ \(train step \d+\): lower learning_rate") as caught:
         quick(model, (X, 0 * Y), schedule=schedule, num_chains=3)
     earlier = caught.value.run
+    assert all(v.isfinite().all() for v in caught.value.values.values())
+    assert float(max(v.abs().max() for v in caught.value.values.values())) > 1e3
+    if together:
+        assert earlier is None
+        return
     assert earlier is not None and earlier.draws.shape[:2] == (1, 5)
     assert not earlier.draws.any() and earlier.trace["posterior"].sizes["chain"] == 1
-    assert all(v.isfinite().all() for v in caught.value.values.values())
 
 
 def test_a_density_that_is_nan_from_the_start_blames_the_data_and_the_start() -> None:
