@@ -1,11 +1,10 @@
 """SparseRegressor and SparseClassifier: anneal, select, refit and predict in scikit-learn's conventions."""
 
-import itertools
 import json
 import math
 import os
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,24 +40,11 @@ MANY_ROWS = 5_000  # from which on one run chooses inputs as surely as several
 
 @dataclass(frozen=True)
 class _Data:
-    """Standardised inputs, their names, the response, and the runs made so far by columns, network, seed and purpose."""
+    """Standardised inputs, their names, and the response."""
 
     X: Array
     y: Tensor
     names: list[str]
-    num_runs: int
-    runs: dict[Any, Run] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What one run of choosing came to: the columns it keeps, and its last round."""
-
-    columns: Array
-    among: Array  # the columns that the last round was given
-    run: Run
-    structure: Structure
-    rounds: int
 
 
 @dataclass(frozen=True)
@@ -125,78 +111,63 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         self._standardise(X)
         names = [f"x{column}" for column in range(X.shape[1])] if names is None else names
         num_runs = (3 if len(X) < MANY_ROWS else 1) if self.num_runs is None else self.num_runs
-        data = _Data((X - self.x_mean_) / self.x_scale_, y, names, num_runs)
-        state = check_random_state(self.random_state)
-        seeds = [int(state.randint(2**31)) for _ in range(max(num_runs, self.num_networks))]
+        data = _Data((X - self.x_mean_) / self.x_scale_, y, names)
+        seed = int(check_random_state(self.random_state).randint(2**31))
         hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
-        found = self._networks(data, hidden, seeds, 1) if hidden else None
-        linear = self._linear(data, seeds, 1) if self.hidden is None or not hidden else None
-        is_linear = found is None or (linear is not None and linear.criteria[0] < np.mean(found.criteria))
-        # The runs that vote are made only of what is kept; those made before are not made again.
-        self._keep(self._linear(data, seeds, num_runs) if is_linear else self._networks(data, hidden, seeds, num_runs))
+        found = self._networks(data, hidden, seed, num_runs) if hidden else self._linear(data, seed, num_runs)
+        if self.hidden is None:
+            linear = self._linear(data, seed, num_runs)
+            found = linear if linear.criteria[0] < np.mean(found.criteria) else found
+        self._keep(found)
         return self
 
-    def _networks(self, data: _Data, hidden: tuple[int, ...], seeds: list[int], num_runs: int) -> _Candidate:
-        """Runs that choose inputs, and networks that choose weights among the inputs that most runs choose."""
-        columns = everything = np.arange(len(data.names))
-        choices = []
-        if self.rounds != 0:
-            labels = [_counted("run", number, num_runs) for number in range(num_runs)]
-            choices = [self._choose(data, hidden, *run) for run in zip(seeds, labels, strict=False)]
-            supports = np.array([np.isin(everything, choice.columns) for choice in choices])
-            columns = np.flatnonzero(supports.mean(0) > 0.5)
-        rounds = max((choice.rounds for choice in choices), default=0)
-        if not len(columns):
-            first = choices[0]
-            fits = [refit(first.run, first.structure.without_inputs().with_biases())]
-            return _Candidate(hidden, supports, first.among, [first.run], fits, rounds)
-        runs = [
-            self._annealed(data, columns, hidden, seed, False, _counted("network", number, self.num_networks))
-            for number, seed in enumerate(seeds[: self.num_networks])
-        ]
+    def _networks(self, data: _Data, hidden: tuple[int, ...], seed: int, num_runs: int) -> _Candidate:
+        """Runs vote on inputs, round after round, until none is dropped; then networks choose weights among what is left."""
+        columns, supports, rounds = np.arange(len(data.names)), np.ones((num_runs, len(data.names)), dtype=bool), 0
+        while rounds != self.rounds:
+            rounds += 1
+            label = f"round {rounds}" + f", {num_runs} runs" * (num_runs > 1)
+            run = self._annealed(data, columns, hidden, seed, True, num_runs, label)
+            structures = [select(run.chain(chain)) for chain in range(num_runs)]
+            supports[:, columns] = [structure.reads.numpy() for structure in structures]
+            among, columns = columns, np.flatnonzero(supports.mean(0) > 0.5)
+            if not len(columns):
+                fit = refit(run.chain(0), structures[0].without_inputs().with_biases())
+                return _Candidate(hidden, supports, among, [run.chain(0)], [fit], rounds)
+            if len(columns) == len(among):
+                break
+        label = f"{self.num_networks} networks" if self.num_networks > 1 else "network"
+        run = self._annealed(data, columns, hidden, seed, False, self.num_networks, label)
+        runs = [run.chain(chain) for chain in range(self.num_networks)]
         fits = [refit(run, select(run).with_biases()) for run in runs]
-        if not choices:
+        if not rounds:
             supports = np.array([fit.structure.reads.numpy() for fit in fits])
         return _Candidate(hidden, supports, columns, runs, fits, rounds + 1)
 
-    def _linear(self, data: _Data, seeds: list[int], num_runs: int) -> _Candidate:
-        """An input has one weight an output: one annealing chooses both, and weights are voted on as they are."""
+    def _linear(self, data: _Data, seed: int, num_runs: int) -> _Candidate:
+        """An input has one weight an output: one annealing chooses both, and runs vote on each weight."""
         columns = np.arange(len(data.names))
-        labels = [_counted("linear model", number, num_runs) for number in range(num_runs)]
-        runs = [self._annealed(data, columns, (), *run) for run in zip(seeds, [True] * num_runs, labels, strict=False)]
-        structures = [select(run) for run in runs]
+        run = self._annealed(data, columns, (), seed, True, num_runs, "linear model")
+        structures = [select(run.chain(chain)) for chain in range(num_runs)]
         supports = np.array([structure.reads.numpy() for structure in structures])
-        fit = refit(runs[0], _majority(structures).with_biases())
-        return _Candidate((), supports, columns, runs[:1], [fit], 1)
-
-    def _choose(self, data: _Data, hidden: tuple[int, ...], seed: int, label: str) -> _Choice:
-        """Anneals until no input is dropped."""
-        columns = np.arange(len(data.names))
-        for number in itertools.count(1):
-            run = self._annealed(data, columns, hidden, seed, True, f"{label}, round {number}")
-            structure = select(run)
-            among, columns = columns, columns[structure.reads.numpy()]
-            if not len(columns) or len(columns) == len(among) or number == self.rounds:
-                return _Choice(columns, among, run, structure, number)
-        raise AssertionError("unreachable: a round drops an input or is the last")
+        fit = refit(run.chain(0), _majority(structures).with_biases())
+        return _Candidate((), supports, columns, [run.chain(0)], [fit], 1)
 
     def _annealed(
-        self, data: _Data, columns: Array, hidden: tuple[int, ...], seed: int, choosing: bool, label: str
-    ) -> Run:
-        """The run, made once."""
-        key = (hidden, seed, choosing, *columns.tolist())
-        if key not in data.runs:
-            data.runs[key] = self._new_run(data, columns, hidden, seed, choosing, label)
-        return data.runs[key]
-
-    def _new_run(
-        self, data: _Data, columns: Array, hidden: tuple[int, ...], seed: int, choosing: bool, label: str
+        self,
+        data: _Data,
+        columns: Array,
+        hidden: tuple[int, ...],
+        seed: int,
+        choosing: bool,
+        num_chains: int,
+        label: str,
     ) -> Run:
         """Where the default learning rate proves too large for the data (strongly correlated inputs), with a smaller one."""
         inputs, num_data = self._tensor(data.X[:, columns]), len(data.y)
         schedule = self.schedule
         if schedule is None:
-            schedule = self._default_schedule(num_data, choosing and data.num_runs > 1)
+            schedule = self._default_schedule(num_data, choosing and num_chains > 1)
             if not hidden:
                 schedule = replace(schedule, learning_rate=_linear_rate(schedule.learning_rate, data.X[:, columns]))
         for attempts_left in (3, 2, 1, 0):
@@ -207,6 +178,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
                     schedule,
                     _batch_size(num_data) if self.batch_size is None else self.batch_size,
                     num_draws=min(100, schedule.length(schedule.last_phase)),
+                    num_chains=num_chains,
                     seed=seed,
                     input_names=[data.names[column] for column in columns],
                     progress=label if self.progress else False,
@@ -215,7 +187,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
                 if self.schedule is not None or not attempts_left:
                     raise
                 slower = schedule.learning_rate / 3
-                warnings.warn(f"{error}; starting again with learning_rate {slower:.2g}", stacklevel=6)
+                warnings.warn(f"{error}; starting again with learning_rate {slower:.2g}", stacklevel=5)
                 schedule = replace(schedule, learning_rate=slower)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -372,8 +344,8 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     """Regression by a sparse Bayesian network: the few inputs that matter, and intervals that hold.
 
     Inputs and response are standardised; the noise scale is learned; the prior is derived from the network and the number
-    of rows (``default_prior``). First inputs are chosen: each of several runs anneals until no input is dropped, and what
-    most runs keep is kept, the median probability model. Then networks that read these choose weights and are refitted;
+    of rows (``default_prior``). First inputs are chosen: several runs anneal, what most of them keep is kept (the median
+    probability model), and so on until no input is dropped. Then networks that read these choose weights and are refitted;
     predictions average them. The biases of live units are refitted even where they were pruned
     (``Structure.with_biases``), since the data were centred at sample means. A constant column is never selected.
 
@@ -399,7 +371,7 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     Attributes:
         selected_inputs_: names of the selected inputs for a data frame, else their columns counted from 0.
         inclusion_probability_: (n_features,) share of the runs that choose each input.
-        supports_: (num_runs, n_features) booleans, the inputs that each run chooses.
+        supports_: (num_runs, n_features) booleans, the inputs that each run chose in the last round that had them.
         hidden_: widths of the hidden layers.
         columns_: the columns that the networks choose weights among; those of ``run_`` and ``fits_`` read these.
         num_rounds_: annealings one after another, the last one included.
@@ -620,10 +592,6 @@ def _frame_columns(X: Any) -> list[str] | None:
 def _batch_size(num_data: int) -> int:
     # Minibatch noise helps the annealing along: half of the rows at once left small problems with nothing kept.
     return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
-
-
-def _counted(what: str, number: int, total: int) -> str:
-    return f"{what} {number + 1} of {total}" if total > 1 else what
 
 
 def _majority(structures: list[Structure]) -> Structure:
