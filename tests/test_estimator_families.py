@@ -135,9 +135,9 @@ def test_unknown_families_and_settings_are_refused() -> None:
 
 
 class Scripted:
-    """Stands for annealing: each call keeps the inputs that the script says, and notes what it was given."""
+    """Stands for annealing: each call keeps the inputs that the script says, of all chains or each, and notes its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: set[str]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: set[str] | tuple[set[str], ...]) -> None:
         self.kept, self.given, self.choosing = list(kept), [], []
         monkeypatch.setattr(estimators, "anneal", self.anneal)
         monkeypatch.setattr(estimators, "default_prior", self.prior)
@@ -150,9 +150,11 @@ class Scripted:
     def anneal(self, model: Any, data: Any, schedule: Any, batch_size: int, **others: Any) -> ps.Run:
         self.given.append(others["input_names"])
         run = self._anneal(model, data, TINY, batch_size, **(others | {"num_draws": 1}))
-        weight = next(part for site, part in run.spec.layout.parts(run.positions[0]) if site.name == "layer1.weight")
-        run.positions[0].fill_(1.0)
-        weight[:] = torch.tensor([float(name in self.kept[0]) for name in others["input_names"]])
+        for chain, position in enumerate(run.positions):
+            kept = self.kept[0][chain] if isinstance(self.kept[0], tuple) else self.kept[0]
+            weight = next(part for site, part in run.spec.layout.parts(position) if site.name == "layer1.weight")
+            position.fill_(1.0)
+            weight[:] = torch.tensor([float(name in kept) for name in others["input_names"]])
         if len(self.kept) > 1:
             self.kept.pop(0)
         return run
@@ -188,18 +190,20 @@ def test_where_nothing_survives_no_weight_is_chosen(monkeypatch: pytest.MonkeyPa
 
 
 def test_inputs_that_most_runs_choose_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, third, networks = [{"x0", "x1"}] * 2, [{"x0", "x4"}] * 2, [{"x0", "x4"}] * 2, [{"x0", "x4"}]
-    script = Scripted(monkeypatch, *first, {"x0", "x1"}, *second, *third, *networks)
-    fitted = ps.SparseRegressor(**options(num_runs=3)).fit(X, X[:, 0] + RNG.normal(size=600))
-    assert fitted.supports_[:, :5].astype(int).tolist() == [[1, 1, 0, 0, 0], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1]]
-    assert np.allclose(fitted.inclusion_probability_, [1, 1 / 3, 0, 0, 2 / 3, 0])
+    first = ({"x0", "x1", "x2"}, {"x0", "x2", "x4"}, {"x0", "x2", "x4"})
+    second = ({"x0"}, {"x0", "x4"}, {"x0", "x2", "x4"})
+    script = Scripted(monkeypatch, first, second, {"x0", "x4"})
+    fitted = ps.SparseRegressor(**options(num_runs=3, num_networks=2)).fit(X, X[:, 0] + RNG.normal(size=600))
+    assert script.given[1:] == [["x0", "x2", "x4"], ["x0", "x4"], ["x0", "x4"]]
+    assert script.choosing == [True, True, True, False] and fitted.num_rounds_ == 4 and len(fitted.fits_) == 2
+    # What a run chose in the last round that had the input: x1 in the first, x2 in the second.
+    assert fitted.supports_[:, :5].astype(int).tolist() == [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 1, 0, 1]]
+    assert np.allclose(fitted.inclusion_probability_, [1, 1 / 3, 1 / 3, 0, 1, 0])
     assert fitted.columns_.tolist() == [0, 4] and fitted.selected_inputs_ == [0, 4]
-    # Two rounds and the network of the first run, two rounds of each other run, the network: no run is made twice.
-    assert script.choosing == [True, True, False, True, True, True, True, False]
 
 
 def test_where_no_input_has_a_majority_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    Scripted(monkeypatch, {"x0"}, {"x0"}, {"x0"}, {"x1"}, {"x1"})
+    Scripted(monkeypatch, ({"x0"}, {"x1"}))
     fitted = ps.SparseRegressor(**options(num_runs=2)).fit(X, X[:, 0])
     assert fitted.supports_.sum(0).tolist() == [1, 1, 0, 0, 0, 0]
     assert fitted.selected_inputs_ == [] and np.ptp(fitted.predict(X)) == 0 and fitted.effects(X).empty
@@ -218,7 +222,7 @@ def test_predictions_average_the_networks(tmp_path: Path) -> None:
     fitted.save(tmp_path)
     again = ps.SparseRegressor.load(tmp_path)
     assert np.array_equal(again.predict_interval(NEW), fitted.predict_interval(NEW))
-    assert again.fit_.loss == fitted.fit_.loss == min(fit.loss for fit in fitted.fits_) or len(fitted.fits_) == 3
+    assert again.fit_.loss == fitted.fit_.loss and any(fit is again.fit_ for fit in again.fits_)
 
 
 @pytest.mark.parametrize("bent", [False, True])
