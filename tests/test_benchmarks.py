@@ -2,6 +2,8 @@
 
 import json
 import math
+import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from pyro_sparse.datasets import paper_regression
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("common", "interval_coverage", "regression_table", "rivals")
+NAMES = ("common", "interval_coverage", "real_data", "regression_table", "rivals", "truths")
 
 
 @pytest.fixture
@@ -194,3 +196,19 @@ def test_a_rival_runs(load: Any, tmp_path: Path, method: str, package: str) -> N
     table.run(method, 1, 200, 8, 0.01, tmp_path / "rows.jsonl")
     (row,) = common.read_rows(tmp_path / "rows.jsonl")
     assert row["method"] == method and math.isfinite(row["mspe"]) and row["num_selected"] <= 8
+
+
+@pytest.mark.parametrize("script", sorted(str(p.relative_to(BENCHMARKS)) for p in BENCHMARKS.rglob("*.py")))
+def test_every_script_can_be_imported(load: Any, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """With what they import from each other; the packages of rivals are loaded when they are run."""
+    monkeypatch.syspath_prepend(str((BENCHMARKS / script).parent))
+    runpy.run_path(str(BENCHMARKS / script), run_name="imported")
+
+
+def test_the_script_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
+    script, output = BENCHMARKS / "gpu" / "regression.py", tmp_path / "rows.jsonl"
+    command = [sys.executable, str(script), "--smoke", "--device", "cpu", "--output", str(output)]
+    subprocess.run(command, check=True, capture_output=True)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["stage"] for row in rows] == ["reference", "step", "annealed", "done"]
+    assert rows[0]["largest_difference"] < 1e-4 and rows[-1]["network"] == "20-30-10-5-1" and "mspe" in rows[-1]

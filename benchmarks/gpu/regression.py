@@ -31,7 +31,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import PROB, RESULTS, Data, Row, append_row, interval_metrics, mean_square, paper_data, selection_errors
-from rivals.ours import shortened
 
 import pyro_sparse as ps
 from pyro_sparse.estimators import default_schedule
@@ -76,6 +75,13 @@ def settings(name: str, num_rows: int) -> Settings:
         return Settings(default_schedule(num_rows, 20_000), None, True)
     prior = ps.SpikeSlab(1e-7, math.sqrt(1e-6), math.sqrt(1e-2), math.sqrt(5e-5))
     return Settings(ps.PriorAnnealing.paper_regression(), prior, False)
+
+
+def shortened(schedule: ps.PriorAnnealing, share: float) -> ps.PriorAnnealing:
+    """The same phases, each of a share of its steps."""
+    names = ("train_steps", "power_steps", "spike_steps", "cool_steps", "sample_steps")
+    steps = {name: getattr(schedule, name) for name in names}
+    return replace(schedule, **{name: max(1, round(share * number)) for name, number in steps.items() if number})
 
 
 class Scaling:
@@ -151,7 +157,7 @@ def assess(run: ps.Run, how: Settings, rows: tuple[Tensor, Tensor], data: Data, 
         return {"refit": f"left out: {structure.num_kept} weights kept"}
     small = small_run(run, structure, how, rows)
     fit = ps.refit(small, ps.select(small).with_biases())
-    residuals = fit.response.residuals(fit.values, fit.data).numpy() * scaling.scale
+    residuals = (fit.response.observed(fit.values) - fit.evaluate(fit.mean, fit.data)).numpy() * scaling.scale
     row = {"refitted": fit.structure.num_kept, "converged": fit.converged, "msfe": mean_square(residuals)}
     found = ps.predict(fit, scaling.inputs(data.test.x)[:, structure.input_indices].cpu(), PROB)
     mean, lower, upper = (found[name].values * scaling.scale + scaling.level for name in ("mean", "lower", "upper"))
