@@ -14,7 +14,8 @@ from pyro_sparse.inference.refit import Fit
 def partial_dependence(source: Fit | Sequence[Fit], x: Any, column: int, values: Any, prob: float = 0.95) -> xr.Dataset:
     """The mean response, averaged over rows, where one input is set to each of some values in all of them.
 
-    Its interval is that of the average by the Fisher information of the kept weights, and takes the rows as given.
+    Its interval is that of the average by the Fisher information of the kept weights, symmetric in its log-odds for a
+    probability and in its logarithm for a rate, and takes the rows as given.
 
     Args:
         source: a :class:`Fit`, or several of one response, which are averaged as in ``predict``.
@@ -52,7 +53,8 @@ def partial_dependence(source: Fit | Sequence[Fit], x: Any, column: int, values:
     centre = means.mean(0)
     half = max(fit.information.quantile(prob) for fit in fits) * (variances.mean(0) + means.var(0, correction=0)).sqrt()
     dims = ("value", "class")[: centre.dim()]
-    ends = {"mean": centre, "mean_lower": centre - half, "mean_upper": centre + half}
+    lower, upper = fits[0].family.around(centre, half)
+    ends = {"mean": centre, "mean_lower": lower, "mean_upper": upper}
     arrays = {name: (dims, np.asarray(end.double().cpu())) for name, end in ends.items()}
     return xr.Dataset(arrays, coords={"value": grid.double().cpu().numpy()})
 

@@ -52,6 +52,10 @@ class Family:
         """Variance of the estimated mean, from that of its score."""
         return score_variance
 
+    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        """Ends of the interval of an average of means, whose half width is ``half``, mapped to where means can lie."""
+        return mean - half, mean + half
+
     def noise_variance(self, link: Tensor) -> Tensor | None:
         """(rows,) variance of the response about its mean, of a family whose scale is estimated; else None."""
         return None
@@ -156,6 +160,9 @@ class Bernoulli(Family):
     def mean(self, score: Tensor) -> Tensor:
         return score.sigmoid()
 
+    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        return _around_log_odds(mean, half)
+
     def observation(
         self, mean: Tensor, mean_variance: Tensor, noise: Tensor | None, half_width: float, prob: float
     ) -> dict[str, Tensor]:
@@ -182,6 +189,9 @@ class Categorical(Family):
 
     def mean(self, score: Tensor) -> Tensor:
         return score.sigmoid()
+
+    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        return _around_log_odds(mean, half)
 
     def observation(
         self, mean: Tensor, mean_variance: Tensor, noise: Tensor | None, half_width: float, prob: float
@@ -210,6 +220,10 @@ class Poisson(Family):
 
     def mean_variance(self, mean: Tensor, score_variance: Tensor) -> Tensor:
         return mean.square() * score_variance
+
+    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        width = half / mean.clamp(min=torch.finfo(mean.dtype).tiny)
+        return mean * (-width).exp(), mean * width.exp()
 
     def observation(
         self, mean: Tensor, mean_variance: Tensor, noise: Tensor | None, half_width: float, prob: float
@@ -266,6 +280,12 @@ def family_of(laws: Sequence[Any], site: str) -> Family:
     scales = torch.cat([law.scale for law in laws])
     one_scale = bool(torch.allclose(scales, scales[0]))
     return Normal(float(scales.square().mean().sqrt())) if one_scale else HeteroscedasticNormal()
+
+
+def _around_log_odds(mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    inside = mean.clamp(torch.finfo(mean.dtype).eps, 1 - torch.finfo(mean.dtype).eps)
+    score, width = inside.logit(), half / (inside * (1 - inside))
+    return (score - width).sigmoid(), (score + width).sigmoid()
 
 
 def prediction_sets(probabilities: Tensor, prob: float) -> Tensor:

@@ -55,6 +55,9 @@ def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, s
     fits = [source] if isinstance(source, Fit) else list(source)
     if not fits:
         raise ValueError("source must hold at least one fit, got none")
+    wrong = next((fit for fit in fits if not isinstance(fit, Fit)), None)
+    if wrong is not None:
+        raise TypeError(f"source must be a Fit, several, or one Run, got several with a {type(wrong).__name__}")
     return as_table(_pooled(list(map(lambda fit: _moments(fit, x_new, prob), fits))), prob)  # noqa: C417
 
 

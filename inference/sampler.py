@@ -224,7 +224,7 @@ def _run_chains(
         if recorders[0].is_due(step):
             for number, recorder in enumerate(recorders):
                 own = evaluation if len(chains) == 1 else evaluation.chain(number)
-                recorder.look(step, controls, own, _own(state.position, number), bar)
+                recorder.look(step, controls, own, _own(state.position, number), None if number else bar)
         if recorders[0].is_draw(step):
             with _random_numbers(potential, seed, chains[0], step, start.device):
                 temperatures = _minibatch_temperature(potential, state.position, tempering, controls, heats, step)
@@ -265,8 +265,9 @@ class _Recorder:
     def look(self, step: int, controls: Controls, evaluation: Evaluation, position: Tensor, bar: Any) -> None:
         self._loss = _loss(evaluation, self._spec)
         self._kept = int((position.abs() > self._thresholds).sum())
-        bar.set_description_str(f"{self._label}{self._schedule.phase(step)[0]:>6}", refresh=False)
-        bar.set_postfix_str(f"loss {self._loss:.3f}, kept {self._kept:,}", refresh=False)
+        if bar is not None:  # of chains that run together the first speaks
+            bar.set_description_str(f"{self._label}{self._schedule.phase(step)[0]:>6}", refresh=False)
+            bar.set_postfix_str(f"loss {self._loss:.3f}, kept {self._kept:,}", refresh=False)
         if step % self._period == 0:
             self._history.append((step, *controls, self._loss, self._kept))
 

@@ -1,10 +1,13 @@
 """SparseRegressor and SparseClassifier: anneal, select, refit and predict in scikit-learn's conventions."""
 
+import itertools
 import json
 import math
 import os
+import shutil
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,14 +103,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
 
     def _fit(self, X: Array, y: Tensor, names: list[str] | None) -> Self:
         """Networks of the shape asked for; where none was, a linear model if that is the better one."""
-        for name, value, least in (
-            ("num_runs", self.num_runs, 1),
-            ("num_networks", self.num_networks, 1),
-            ("rounds", self.rounds, 0),
-            ("steps", self.steps, 100),
-        ):
-            if value is not None and not value >= least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+        self._check()
         self._standardise(X)
         names = [f"x{column}" for column in range(X.shape[1])] if names is None else names
         num_runs = (3 if len(X) < MANY_ROWS else 1) if self.num_runs is None else self.num_runs
@@ -121,37 +117,60 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         self._keep(found)
         return self
 
+    def _check(self) -> None:
+        """Raises a ValueError for an argument that would fail only after long work."""
+        for name, least, optional in (
+            ("num_runs", 1, True),
+            ("num_networks", 1, False),
+            ("rounds", 1, True),
+            ("steps", 100, False),
+            ("batch_size", 1, True),
+        ):
+            value = getattr(self, name)
+            if optional and value is None:
+                continue
+            if not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        widths = () if self.hidden is None else self.hidden
+        if not isinstance(widths, (tuple, list)) or not all(isinstance(w, Integral) and w > 0 for w in widths):
+            raise ValueError(f"hidden must hold whole numbers >= 1, got {self.hidden!r}")
+        if not (self.schedule is None or isinstance(self.schedule, PriorAnnealing)):
+            raise ValueError(f"schedule must be a PriorAnnealing, got {self.schedule!r}")
+
     def _networks(self, data: _Data, hidden: tuple[int, ...], seed: int, num_runs: int) -> _Candidate:
         """Runs vote on inputs, round after round, until none is dropped; then networks choose weights among what is left."""
-        columns, supports, rounds = np.arange(len(data.names)), np.ones((num_runs, len(data.names)), dtype=bool), 0
-        while rounds != self.rounds:
-            rounds += 1
+        columns, supports = np.arange(len(data.names)), np.ones((num_runs, len(data.names)), dtype=bool)
+        for rounds in itertools.count(1):
             label = f"round {rounds}" + f", {num_runs} runs" * (num_runs > 1)
             run = self._annealed(data, columns, hidden, seed, True, num_runs, label)
             structures = [select(run.chain(chain)) for chain in range(num_runs)]
             supports[:, columns] = [structure.reads.numpy() for structure in structures]
             among, columns = columns, np.flatnonzero(supports.mean(0) > 0.5)
+            if not len(columns):  # runs that choose different ones of nearly equal inputs: the best of them
+                columns = among[select(run).reads.numpy()]
             if not len(columns):
                 fit = refit(run.chain(0), structures[0].without_inputs().with_biases())
                 return _Candidate(hidden, supports, among, [run.chain(0)], [fit], rounds)
-            if len(columns) == len(among):
+            if len(columns) == len(among) or rounds == self.rounds:
                 break
         label = f"{self.num_networks} networks" if self.num_networks > 1 else "network"
         run = self._annealed(data, columns, hidden, seed, False, self.num_networks, label)
         runs = [run.chain(chain) for chain in range(self.num_networks)]
         fits = [refit(run, select(run).with_biases()) for run in runs]
-        if not rounds:
-            supports = np.array([fit.structure.reads.numpy() for fit in fits])
         return _Candidate(hidden, supports, columns, runs, fits, rounds + 1)
 
     def _linear(self, data: _Data, seed: int, num_runs: int) -> _Candidate:
-        """An input has one weight an output: one annealing chooses both, and runs vote on each weight."""
+        """An input has one weight an output: one annealing chooses both, and runs vote on each weight.
+
+        Where runs choose different ones of nearly equal inputs none may have a majority: the vote has to beat each run.
+        """
         columns = np.arange(len(data.names))
         run = self._annealed(data, columns, (), seed, True, num_runs, "linear model")
         structures = [select(run.chain(chain)) for chain in range(num_runs)]
         supports = np.array([structure.reads.numpy() for structure in structures])
-        fit = refit(run.chain(0), _majority(structures).with_biases())
-        return _Candidate((), supports, columns, [run.chain(0)], [fit], 1)
+        fits = [refit(run.chain(0), one.with_biases()) for one in _distinct([_majority(structures), *structures])]
+        found = [_Candidate((), supports, columns, [run.chain(0)], [fit], 1) for fit in fits]
+        return min(found, key=lambda one: one.criteria[0])
 
     def _annealed(
         self,
@@ -221,12 +240,20 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         """Writes what prediction needs to a folder, without pickle."""
         check_is_fitted(self)
         best = next(number for number, fit in enumerate(self.fits_) if fit is self.fit_)
+        for old in Path(path).glob("network*/fit.json"):  # of an earlier save
+            shutil.rmtree(old.parent)
         for number, fit in enumerate(self.fits_):
             fit.save(Path(path) / f"network{number}")
+        parameters = self.get_params(deep=False)
+        parameters["schedule"] = None if self.schedule is None else asdict(self.schedule)
+        if not isinstance(self.random_state, (Integral, type(None))):
+            parameters["random_state"] = None  # a generator's state is not kept
         settings = {
             "estimator": type(self).__name__,
+            "parameters": {
+                name: int(p) if type(p) is not bool and isinstance(p, Integral) else p for name, p in parameters.items()
+            },
             "hidden": list(self.hidden_),
-            "activation": self.activation,
             "num_rows": self.fit_.response.spec.num_data,
             "names": [str(c) for c in getattr(self, "feature_names_in_", [])] or None,
             "columns": self.columns_.tolist(),
@@ -245,7 +272,13 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         settings = json.loads((Path(path) / "estimator.json").read_text())
         if settings["estimator"] != cls.__name__:
             raise ValueError(f"{path} must hold a {cls.__name__}, got a {settings['estimator']}")
-        new = cls(hidden=tuple(settings["hidden"]), activation=settings["activation"])
+        parameters = settings["parameters"]
+        if parameters["hidden"] is not None:
+            parameters["hidden"] = tuple(parameters["hidden"])
+        if parameters["schedule"] is not None:
+            drops = tuple(parameters["schedule"]["learning_rate_drops"])
+            parameters["schedule"] = PriorAnnealing(**(parameters["schedule"] | {"learning_rate_drops": drops}))
+        new = cls(**parameters)
         new.x_mean_, new.x_scale_ = np.array(settings["x_mean"]), np.array(settings["x_scale"])
         new.columns_, new.supports_ = np.array(settings["columns"], dtype=int), np.array(settings["supports"])
         new.hidden_, new.num_rounds_, new.n_features_in_ = (
@@ -359,8 +392,7 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         schedule: a :class:`PriorAnnealing` for all of them instead; its learning rate is otherwise 4e-3 sqrt(10,000 / rows)
             within [4e-3, 1e-2].
         batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows).
-        rounds: of choosing, at most, >= 0; with 0 each network chooses among all inputs. Left out, as many as it takes until
-            no input is dropped.
+        rounds: of choosing, at most, >= 1. Left out, as many as it takes until no input is dropped.
         num_runs: independent runs that choose inputs, >= 1; ``inclusion_probability_`` says how often each is chosen. Left
             out, 3 for fewer than 5,000 rows, else 1.
         num_networks: networks that are averaged, >= 1; of a linear model there is one.
@@ -604,10 +636,16 @@ def _majority(structures: list[Structure]) -> Structure:
     return replace(structures[0], masks=masks, reads=weight.any(0))
 
 
+def _distinct(structures: list[Structure]) -> list[Structure]:
+    """Each set of kept weights once, in order."""
+    kept = {tuple(torch.cat([mask.flatten() for mask in one.masks.values()]).tolist()): one for one in structures[::-1]}
+    return list(kept.values())[::-1]
+
+
 def _linear_rate(rate: float, X: Array) -> float:
     """At most a quarter of the inverse of the largest curvature: stable where the noise has a 15th of the variance or more."""
     _, (largest,), _ = randomized_svd(X, 1, random_state=0)
-    return min(rate, 0.25 * len(X) / float(largest) ** 2)
+    return min(rate, 0.25 * len(X) / max(float(largest) ** 2, 1e-12))
 
 
 def default_schedule(num_data: int, steps: int = 10_000) -> PriorAnnealing:

@@ -20,7 +20,7 @@ from pyro_sparse.tables import Table
 Array = np.ndarray[Any, Any]
 
 PROB = 0.95
-NETWORK = "sparse network"
+NETWORK = "sparse model"
 BASELINES = {"classes": "class frequencies"}
 BASELINE = "mean of the fitted rows"
 # Column of the summary's table, by measure.

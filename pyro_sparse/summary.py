@@ -143,7 +143,13 @@ def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list
         counts.setdefault(round(share * runs), []).append(name)
     said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
     said = said or [f"nothing in any of {runs} runs"]
-    facts = [("how sure", f"chosen by independent runs: {'; '.join(said)}; kept is what more than half of them choose")]
+    facts = [
+        (
+            "how sure",
+            f"{'; '.join(said)}: how much hangs on where a run starts, not on which rows there are; kept is what more "
+            "than half choose",
+        )
+    ]
     dropped = [name for name, share in shares.items() if share > 0.5 and name not in selected]
     if dropped:
         facts.append(("", f"not selected, since no network reads them in the end: {', '.join(dropped)}"))
@@ -209,7 +215,8 @@ def _unseen_shortfalls(family: str, held_out: dict[str, Any]) -> list[str]:
         better = scores.get("better_by", 0.0)
         subject = f"{name[0].upper()}{name[1:]} predict{'' if name.endswith('trees') else 's'} better{measure}"
         if name == baseline(family) and better < 2:
-            texts.append(f"Not clearly better than the {name}{measure}: by {better:.1f} standard errors.")
+            how = "Not clearly better" if better >= 0 else "Worse"
+            texts.append(f"{how} than the {name}{measure}: by {abs(better):.1f} standard errors.")
         elif name == "boosted trees" and better < -2:
             texts.append(f"{subject}, clearly: by {-better:.1f} standard errors.")
         elif name not in (NETWORK, baseline(family), "boosted trees") and better < 0:

@@ -126,7 +126,7 @@ def test_text_column_counts_as_selected_in_a_run_by_any_level() -> None:
 def test_measures_are_those_of_the_written_predictions(fitted: tuple[Path, str]) -> None:
     folder, printed = fitted
     table, found = pd.read_csv(folder / "predictions.csv"), metrics(folder)["held_out"]
-    assert found["models"]["sparse network"]["rmse"] == pytest.approx(
+    assert found["models"]["sparse model"]["rmse"] == pytest.approx(
         ((table.observed - table["mean"]) ** 2).mean() ** 0.5
     )
     inside = (table.lower <= table.observed) & (table.observed <= table.upper)
@@ -235,7 +235,7 @@ def test_classes_have_their_own_measures_pictures_and_columns(classified: tuple[
     columns = [f"P({label}){end}" for label in ("a small one", "large") for end in ("", "_lower", "_upper")]
     assert list(table.columns) == ["row", "observed", "predicted", *columns, "set"]
     assert (table["predicted"].eq("large") == (table["P(large)"] > 0.5)).all()
-    scores = found["held_out"]["models"]["sparse network"]
+    scores = found["held_out"]["models"]["sparse model"]
     assert scores["accuracy"] == pytest.approx((table.predicted == table.observed).mean())
     assert found["rows"]["held_out"] == 80 and sum(found["classes"].values()) == 320
     out = tmp_path / "new.csv"
@@ -259,7 +259,7 @@ def test_counts_are_a_poisson_response(tmp_path: Path) -> None:
     assert load(out / "estimator").family == "poisson"
     table = pd.read_csv(out / "predictions.csv")
     assert (table["upper"] % 1 == 0).all() and (table["mean"] > 0).all()
-    assert set(metrics(out)["held_out"]["models"]["sparse network"]) == {"rmse", "deviance"}
+    assert set(metrics(out)["held_out"]["models"]["sparse model"]) == {"rmse", "deviance"}
 
 
 def test_family_asked_for_is_the_one_fitted(tmp_path: Path) -> None:

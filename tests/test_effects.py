@@ -12,6 +12,7 @@ from scipy import stats
 from sklearn.inspection import partial_dependence
 
 import pyro_sparse as ps
+from pyro_sparse.inference.family import Bernoulli, Categorical, Poisson
 
 SHORT = ps.PriorAnnealing(100, 400, 600, 100, learning_rate=1e-2)
 RNG = np.random.default_rng(3)
@@ -78,6 +79,16 @@ def test_the_interval_is_the_textbooks_for_a_linear_model() -> None:
     assert table["value"].values.tolist() == values
 
 
+def test_intervals_of_probabilities_and_rates_stay_where_those_lie() -> None:
+    mean, half = torch.tensor([0.001, 0.5, 0.97]).double(), torch.tensor([0.01, 0.1, 0.05]).double()
+    for family in (Bernoulli(), Categorical()):
+        lower, upper = family.around(mean, half)
+        assert ((lower > 0) & (lower < mean) & (mean < upper) & (upper < 1)).all()
+        assert float(upper[1] - 0.5) == pytest.approx(1 / (1 + np.exp(-0.4)) - 0.5)  # half / (p (1 - p)) = 0.4
+    lower, upper = Poisson().around(mean, half)
+    assert torch.allclose(lower * upper, mean**2) and float(upper[1]) == pytest.approx(0.5 * np.exp(0.2))
+
+
 def test_several_fits_are_averaged_by_the_law_of_total_variance() -> None:
     fit, x, _ = linear_fit()
     other = dataclasses.replace(
@@ -102,6 +113,8 @@ def test_several_fits_are_averaged_by_the_law_of_total_variance() -> None:
         ps.predict([], new)
     with pytest.raises(ValueError, match="source must hold at least one fit, got none"):
         ps.partial_dependence([], x, 2, [0.0])
+    with pytest.raises(TypeError, match="source must be a Fit, several, or one Run, got several with a str"):
+        ps.predict(["fit"], new)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

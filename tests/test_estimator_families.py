@@ -126,12 +126,40 @@ def test_what_is_no_count_is_refused(value: float, shown: str) -> None:
         ps.SparseRegressor("poisson", **options()).fit(X, y)
 
 
+SETTINGS: list[tuple[str, Any, int]] = [
+    *(("rounds", 0, 1), ("num_runs", 0, 1), ("num_networks", 0, 1), ("steps", 99, 100), ("batch_size", 0, 1)),
+    *(("rounds", 0.5, 1), ("num_networks", None, 1), ("steps", 150.5, 100)),
+]
+
+
 def test_unknown_families_and_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="family must be one of normal, heteroscedastic, poisson, got 'gamma'"):
         ps.SparseRegressor("gamma", **options()).fit(X, X[:, 0])
-    for name, value, least in (("rounds", -1, 0), ("num_runs", 0, 1), ("num_networks", 0, 1), ("steps", 99, 100)):
-        with pytest.raises(ValueError, match=f"{name} must be >= {least}, got {value}"):
+    for name, value, least in SETTINGS:
+        with pytest.raises(ValueError, match=f"{name} must be a whole number >= {least}, got {value!r}"):
             ps.SparseRegressor(**options(**{name: value})).fit(X, X[:, 0])
+    for hidden in (5, (2.5,), (0,)):
+        with pytest.raises(ValueError, match="hidden must hold whole numbers >= 1, got"):
+            ps.SparseRegressor(**options(hidden=hidden)).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="schedule must be a PriorAnnealing, got 'x'"):
+        ps.SparseRegressor(schedule="x").fit(X, X[:, 0])  # type: ignore[arg-type]
+
+
+def test_inputs_that_are_all_constant_are_not_selected() -> None:
+    fitted = ps.SparseRegressor(**options(hidden=None)).fit(np.ones((60, 2)), X[:60, 0])
+    assert fitted.selected_inputs_ == []
+
+
+def test_of_nearly_equal_inputs_one_is_kept_though_each_run_keeps_another() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=80)
+    x = np.column_stack([a + 0.05 * rng.normal(size=80) for _ in range(9)])
+    y = a + 0.8 * rng.normal(size=80)
+    for seed in range(4):
+        fitted = ps.SparseRegressor(
+            **options(hidden=(), schedule=None, steps=2_000, num_runs=3, random_state=seed)
+        ).fit(x, y)
+        assert len(fitted.selected_inputs_) >= 1 and fitted.score(x, y) > 0.5
 
 
 class Scripted:
@@ -176,7 +204,7 @@ def test_the_last_round_may_drop_inputs_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert fitted.selected_inputs_ == [2] and fitted.get_support(indices=True).tolist() == [2]
 
 
-@pytest.mark.parametrize(("rounds", "choosing"), [(0, [False]), (1, [True, False]), (2, [True, True, False])])
+@pytest.mark.parametrize(("rounds", "choosing"), [(1, [True, False]), (2, [True, True, False])])
 def test_rounds_can_be_limited(monkeypatch: pytest.MonkeyPatch, rounds: int, choosing: list[bool]) -> None:
     script = Scripted(monkeypatch, {"x0", "x1", "x2", "x3"}, {"x0", "x1", "x2"}, {"x0", "x1"})
     ps.SparseRegressor(**options(rounds=rounds)).fit(X, X[:, 0])
@@ -202,25 +230,36 @@ def test_inputs_that_most_runs_choose_are_kept(monkeypatch: pytest.MonkeyPatch) 
     assert fitted.columns_.tolist() == [0, 4] and fitted.selected_inputs_ == [0, 4]
 
 
-def test_where_no_input_has_a_majority_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    Scripted(monkeypatch, ({"x0"}, {"x1"}))
-    fitted = ps.SparseRegressor(**options(num_runs=2)).fit(X, X[:, 0])
-    assert fitted.supports_.sum(0).tolist() == [1, 1, 0, 0, 0, 0]
+def test_where_no_input_has_a_majority_those_of_one_run_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted(monkeypatch, ({"x0"}, {"x1"}), {"x0"}, {"x1"})
+    fitted = ps.SparseRegressor(**options(num_runs=2, rounds=1)).fit(X, X[:, 0])
+    assert fitted.supports_.sum(0).tolist() == [1, 1, 0, 0, 0, 0] and len(fitted.columns_) == 1
+
+
+def test_where_most_runs_keep_nothing_and_the_best_neither_the_mean_is_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Scripted(monkeypatch, set())
+    fitted = ps.SparseRegressor(**options(num_runs=3)).fit(X, X[:, 0])
     assert fitted.selected_inputs_ == [] and np.ptp(fitted.predict(X)) == 0 and fitted.effects(X).empty
     assert fitted.predict(X)[0] == pytest.approx(X[:, 0].mean(), abs=1e-4)
 
 
 def test_predictions_average_the_networks(tmp_path: Path) -> None:
     y = np.abs(X[:, 0]) + 0.3 * RNG.normal(size=600)
-    fitted = ps.SparseRegressor(**options(num_networks=3, schedule=TINY, rounds=0)).fit(X, y)
-    assert len(fitted.fits_) == 3 and fitted.supports_.shape == (3, 6) and fitted.hidden_ == (5,)
-    inputs = ((NEW - X.mean(0)) / X.std(0)).astype(np.float32)
+    fitted = ps.SparseRegressor(**options(num_networks=3, schedule=TINY, rounds=1)).fit(X, y)
+    assert len(fitted.fits_) == 3 and fitted.supports_.shape == (1, 6) and fitted.hidden_ == (5,)
+    inputs = ((NEW - X.mean(0)) / X.std(0)).astype(np.float32)[:, fitted.columns_]
     single = [ps.predict(fit, inputs) for fit in fitted.fits_]
     mean = np.mean([one["mean"].values for one in single], 0)
     assert np.allclose(fitted.predict(NEW), mean * y.std() + y.mean(), rtol=1e-5, atol=1e-5)
     assert np.ptp([one["mean"].values for one in single], 0).mean() > 0.01
     fitted.save(tmp_path)
-    again = ps.SparseRegressor.load(tmp_path)
+    ps.SparseRegressor(**options(num_networks=2, schedule=TINY, rounds=1)).fit(X, y).save(tmp_path / "again")
+    fitted.save(tmp_path / "again")
+    (tmp_path / "again" / "network9").mkdir()
+    again = ps.SparseRegressor.load(tmp_path / "again")
+    assert again.get_params() == fitted.get_params()
     assert np.array_equal(again.predict_interval(NEW), fitted.predict_interval(NEW))
     assert again.fit_.loss == fitted.fit_.loss and any(fit is again.fit_ for fit in again.fits_)
 

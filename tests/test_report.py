@@ -16,7 +16,7 @@ from pyro_sparse.measures import deviances, least_squares, log_losses, measured,
 from pyro_sparse.summary import directions, summary
 from pyro_sparse.tables import Table, prepare
 
-NETWORK = "sparse network"
+NETWORK = "sparse model"
 
 
 def tables(response: Any, family: str = "auto", count: int = 120) -> tuple[Table, Table, np.random.Generator]:
