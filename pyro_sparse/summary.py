@@ -143,13 +143,10 @@ def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list
         counts.setdefault(round(share * runs), []).append(name)
     said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
     said = said or [f"nothing in any of {runs} runs"]
-    facts = [
-        (
-            "how sure",
-            f"{'; '.join(said)}: how much hangs on where a run starts, not on which rows there are; kept is what more "
-            "than half choose",
-        )
-    ]
+    split = any(shares.get(name, 0.0) <= 0.5 for name in selected)
+    kept = "the choice of one run, as the vote of all fits worse" if split else "what more than half choose"
+    hangs = "how much hangs on where a run starts, not on which rows there are"
+    facts = [("how sure", f"{'; '.join(said)}: {hangs}; kept is {kept}")]
     dropped = [name for name, share in shares.items() if share > 0.5 and name not in selected]
     if dropped:
         facts.append(("", f"not selected, since no network reads them in the end: {', '.join(dropped)}"))

@@ -215,6 +215,8 @@ def test_summary_says_which_way_and_how_sure() -> None:
     assert "network 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100})
     assert "model linear, 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100}, hidden=[])
     assert "one run says which inputs" in study(runs=1)
+    assert "kept is what more than half choose" in text
+    assert "kept is the choice of one run" in study(selected_in_runs={"u": 1 / 3, "v": 0.0, "w": 0.0})
 
 
 def test_summary_of_classes_names_the_one_that_moves() -> None:
