@@ -142,7 +142,21 @@ class HeteroscedasticNormal(_Real):
 
 
 @dataclass(frozen=True)
-class Bernoulli(Family):
+class _Classes(Family):
+    """A response of classes, whose probabilities are known by their log-odds."""
+
+    def mean(self, score: Tensor) -> Tensor:
+        return score.sigmoid()
+
+    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+        eps = torch.finfo(mean.dtype).eps
+        inside = mean.clamp(eps, 1 - eps)
+        score, width = inside.logit(), half / (inside * (1 - inside))
+        return (score - width).sigmoid(), (score + width).sigmoid()
+
+
+@dataclass(frozen=True)
+class Bernoulli(_Classes):
     """A response of 0 or 1."""
 
     name = "bernoulli"
@@ -157,12 +171,6 @@ class Bernoulli(Family):
     def score(self, link: Tensor) -> Tensor:
         return link[:, 0]
 
-    def mean(self, score: Tensor) -> Tensor:
-        return score.sigmoid()
-
-    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-        return _around_log_odds(mean, half)
-
     def observation(
         self, mean: Tensor, mean_variance: Tensor, noise: Tensor | None, half_width: float, prob: float
     ) -> dict[str, Tensor]:
@@ -170,7 +178,7 @@ class Bernoulli(Family):
 
 
 @dataclass(frozen=True)
-class Categorical(Family):
+class Categorical(_Classes):
     """A response that is one of several classes."""
 
     name = "categorical"
@@ -186,12 +194,6 @@ class Categorical(Family):
         own = torch.eye(link.shape[-1], dtype=torch.bool, device=link.device)
         others = link[:, None, :].masked_fill(own, -torch.inf).logsumexp(-1)
         return link - others
-
-    def mean(self, score: Tensor) -> Tensor:
-        return score.sigmoid()
-
-    def around(self, mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-        return _around_log_odds(mean, half)
 
     def observation(
         self, mean: Tensor, mean_variance: Tensor, noise: Tensor | None, half_width: float, prob: float
@@ -280,12 +282,6 @@ def family_of(laws: Sequence[Any], site: str) -> Family:
     scales = torch.cat([law.scale for law in laws])
     one_scale = bool(torch.allclose(scales, scales[0]))
     return Normal(float(scales.square().mean().sqrt())) if one_scale else HeteroscedasticNormal()
-
-
-def _around_log_odds(mean: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    inside = mean.clamp(torch.finfo(mean.dtype).eps, 1 - torch.finfo(mean.dtype).eps)
-    score, width = inside.logit(), half / (inside * (1 - inside))
-    return (score - width).sigmoid(), (score + width).sigmoid()
 
 
 def prediction_sets(probabilities: Tensor, prob: float) -> Tensor:

@@ -58,7 +58,10 @@ def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, s
     wrong = next((fit for fit in fits if not isinstance(fit, Fit)), None)
     if wrong is not None:
         raise TypeError(f"source must be a Fit, several, or one Run, got several with a {type(wrong).__name__}")
-    return as_table(_pooled(list(map(lambda fit: _moments(fit, x_new, prob), fits))), prob)  # noqa: C417
+    parts = []
+    for fit in fits:  # no comprehension: before Python 3.12 it would be a frame of its own to the warnings' stacklevel
+        parts.append(_moments(fit, x_new, prob))
+    return as_table(_pooled(parts), prob)
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,12 @@ def _moments(fit: Fit, x_new: Any, prob: float) -> Moments:
         warnings.warn(
             f"at {outside} of {len(link)} rows the mean depends on directions of the weights that the training rows say "
             f"nothing about (information of rank {information.rank}): their intervals are too narrow",
-            stacklevel=4,
+            stacklevel=3,
         )
     if not fit.converged:
         warnings.warn(
             f"the refit is {fit.distance:.1e} standard errors from its maximum: the intervals are not to be trusted",
-            stacklevel=4,
+            stacklevel=3,
         )
     score = family.score(link)
     variance = information.variance(gradients).reshape(score.shape)
