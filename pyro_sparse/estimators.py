@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import xarray as xr
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.feature_selection import SelectorMixin
+from sklearn.linear_model import orthogonal_mp
 from sklearn.utils import check_random_state
 from sklearn.utils.extmath import randomized_svd
 from sklearn.utils.multiclass import check_classification_targets
@@ -67,9 +69,9 @@ class _Candidate:
         return [self._criterion(fit) for fit in self.fits]
 
     def _criterion(self, fit: Fit) -> float:
-        num_data, chosen = fit.response.spec.num_data, int(fit.structure.reads.sum())
-        choices = math.log(math.comb(self.supports.shape[1], chosen))
-        return num_data * fit.loss + 0.5 * math.log(num_data) * fit.structure.num_kept + choices
+        num_data, structure = fit.response.spec.num_data, fit.structure
+        chosen, num_inputs = int(structure.reads.sum()), self.supports.shape[1]
+        return num_data * fit.loss + _complexity(num_data, structure.num_kept, chosen, num_inputs)
 
 
 class SparseEstimator(SelectorMixin, BaseEstimator):
@@ -162,13 +164,17 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
     def _linear(self, data: _Data, seed: int, num_runs: int) -> _Candidate:
         """An input has one weight an output: one annealing chooses both, and runs vote on each weight.
 
-        Where runs choose different ones of nearly equal inputs none may have a majority: the vote has to beat each run.
+        Runs start from forward selection: the wide spike would spread a signal over equal inputs until none is kept. Where
+        they choose different ones none may have a majority: the vote has to beat each run, and each run its start.
         """
         columns = np.arange(len(data.names))
-        run = self._annealed(data, columns, (), seed, True, num_runs, "linear model")
+        start = _forward_selection(data.X, self._working_response(data.y.cpu().numpy()))
+        run = self._annealed(data, columns, (), seed, True, num_runs, "linear model", start)
         structures = [select(run.chain(chain)) for chain in range(num_runs)]
         supports = np.array([structure.reads.numpy() for structure in structures])
-        fits = [refit(run.chain(0), one.with_biases()) for one in _distinct([_majority(structures), *structures])]
+        voted = torch.stack([_weight(one.masks) for one in structures]).double().mean(0) > 0.5
+        candidates = [*structures, *(_keeping(structures[0], mask) for mask in (voted, torch.as_tensor(start != 0)))]
+        fits = [refit(run.chain(0), one.with_biases()) for one in _distinct(candidates)]
         found = [_Candidate((), supports, columns, [run.chain(0)], [fit], 1) for fit in fits]
         return min(found, key=lambda one: one.criteria[0])
 
@@ -181,6 +187,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         choosing: bool,
         num_chains: int,
         label: str,
+        linear_start: Array | None = None,
     ) -> Run:
         """Where the default learning rate proves too large for the data (strongly correlated inputs), with a smaller one."""
         inputs, num_data = self._tensor(data.X[:, columns]), len(data.y)
@@ -188,11 +195,12 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         if schedule is None:
             schedule = self._default_schedule(num_data, choosing and num_chains > 1)
             if not hidden:
-                schedule = replace(schedule, learning_rate=_linear_rate(schedule.learning_rate, data.X[:, columns]))
+                schedule = _linear_schedule(schedule, data.X[:, columns])
+        model = self._model(num_data, len(columns), hidden, seed, choosing, linear_start)
         for attempts_left in (3, 2, 1, 0):
             try:
                 return anneal(
-                    self._model(num_data, len(columns), hidden, seed, choosing),
+                    model,
                     (inputs, data.y),
                     schedule,
                     _batch_size(num_data) if self.batch_size is None else self.batch_size,
@@ -333,11 +341,22 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         X = validate_data(self, X, reset=False, dtype=np.float64)
         return predict(self.fits_, self._inputs(X, self.columns_), prob), index
 
-    def _model(self, num_data: int, num_inputs: int, hidden: tuple[int, ...], seed: int, select_inputs: bool) -> Any:
+    def _model(
+        self,
+        num_data: int,
+        num_inputs: int,
+        hidden: tuple[int, ...],
+        seed: int,
+        select_inputs: bool,
+        linear_start: Array | None = None,
+    ) -> Any:
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             net = SparseNet([num_inputs, *hidden, self._num_outputs()], self.activation).module
         prior = default_prior(net, num_data, select_inputs)
+        if linear_start is not None:
+            with torch.no_grad():
+                next(net.parameters()).copy_(self._tensor(linear_start))
         return self._response_model(sparsify(net, prior).to(self.device), num_data)
 
     def _default_schedule(self, num_data: int, voting: bool) -> PriorAnnealing:
@@ -347,6 +366,10 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         raise NotImplementedError
 
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
+        raise NotImplementedError
+
+    def _working_response(self, y: Array) -> Array:
+        """(rows, outputs): the response linearised at its mean, on the scale of the network's outputs."""
         raise NotImplementedError
 
     def _own_settings(self) -> dict[str, Any]:
@@ -501,6 +524,11 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
         return regression_model(net, num_data, self.family, offset=math.log(self.y_rate_))
 
+    def _working_response(self, y: Array) -> Array:
+        if self.family == "poisson":
+            return y[:, None] / self.y_rate_ - 1
+        return np.stack([y, np.zeros_like(y)][: self._num_outputs()], 1)
+
     def _default_schedule(self, num_data: int, voting: bool) -> PriorAnnealing:
         schedule = super()._default_schedule(num_data, voting)
         # The curvature of the Poisson likelihood in the log rate is the rate.
@@ -587,6 +615,11 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
         return regression_model(net, num_data, "bernoulli" if len(self.classes_) == 2 else "categorical")
 
+    def _working_response(self, y: Array) -> Array:
+        share = np.bincount(y.astype(int)) / len(y)
+        member: Array = y[:, None] == np.arange(len(share))
+        return (member[:, 1:] - share[1]) / (share[0] * share[1]) if len(share) == 2 else member / share - 1
+
     def _own_settings(self) -> dict[str, Any]:
         return {"classes": self.classes_.tolist()}
 
@@ -626,14 +659,16 @@ def _batch_size(num_data: int) -> int:
     return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
 
 
-def _majority(structures: list[Structure]) -> Structure:
-    """Of several structures of a linear model, the weights that more than half of them keep."""
-    masks = {
-        name: torch.stack([structure.masks[name] for structure in structures]).double().mean(0) > 0.5
-        for name in structures[0].masks
-    }
+def _weight(masks: Mapping[str, Tensor]) -> Tensor:
+    """The mask of a linear model's weight, (outputs, inputs)."""
     (weight,) = (mask for mask in masks.values() if mask.dim() == 2)
-    return replace(structures[0], masks=masks, reads=weight.any(0))
+    return weight
+
+
+def _keeping(structure: Structure, mask: Tensor) -> Structure:
+    """The structure of a linear model with another mask of its weight."""
+    masks = {name: mask.to(old.device) if old.dim() == 2 else old for name, old in structure.masks.items()}
+    return replace(structure, masks=masks, reads=mask.any(0).to(structure.reads.device))
 
 
 def _distinct(structures: list[Structure]) -> list[Structure]:
@@ -642,10 +677,38 @@ def _distinct(structures: list[Structure]) -> list[Structure]:
     return list(kept.values())[::-1]
 
 
-def _linear_rate(rate: float, X: Array) -> float:
-    """At most a quarter of the inverse of the largest curvature: stable where the noise has a 15th of the variance or more."""
+def _complexity(num_data: int, num_kept: int, num_chosen: int, num_inputs: int) -> float:
+    """What extended BIC adds to the loss of all rows, in nats."""
+    return 0.5 * math.log(num_data) * num_kept + math.log(math.comb(num_inputs, num_chosen))
+
+
+def _forward_selection(X: Array, responses: Array) -> Array:
+    """(responses, inputs) least-squares coefficients on the orthogonal matching pursuit that has the best extended BIC."""
+    (num_data, num_inputs), steps = X.shape, min(X.shape[1], len(X) // 3, 100)
+    coefficients = np.zeros((responses.shape[1], num_inputs))
+    for row, response in zip(coefficients, responses.T, strict=True):
+        if steps == 0 or not np.ptp(response) > 0:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # it may end early, on inputs that depend on each other
+            path = orthogonal_mp(X, response, n_nonzero_coefs=steps, return_path=True).reshape(num_inputs, -1)
+        path = np.pad(path, ((0, 0), (1, 0)))  # no input at first
+        squares = np.maximum(np.square(response[:, None] - X @ path).mean(0), np.finfo(float).tiny)
+        costs = [_complexity(num_data, k, k, num_inputs) for k in range(len(squares))]
+        row[:] = path[:, (0.5 * num_data * np.log(squares) + costs).argmin()]
+    return coefficients
+
+
+def _linear_schedule(schedule: PriorAnnealing, X: Array) -> PriorAnnealing:
+    """The prior is there from the start: without it more inputs than rows fit the noise, which no later step undoes.
+
+    The learning rate is at most a quarter of the inverse of the largest curvature: stable where the noise has a 15th of the
+    variance or more.
+    """
     _, (largest,), _ = randomized_svd(X, 1, random_state=0)
-    return min(rate, 0.25 * len(X) / max(float(largest) ** 2, 1e-12))
+    rate = min(schedule.learning_rate, 0.25 * len(X) / max(float(largest) ** 2, 1e-12))
+    steps = schedule.train_steps + schedule.power_steps + schedule.spike_steps
+    return replace(schedule, learning_rate=rate, train_steps=0, power_steps=0, spike_steps=steps)
 
 
 def default_schedule(num_data: int, steps: int = 10_000) -> PriorAnnealing:
