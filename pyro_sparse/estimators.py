@@ -203,7 +203,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
                     model,
                     (inputs, data.y),
                     schedule,
-                    _batch_size(num_data) if self.batch_size is None else self.batch_size,
+                    self.batch_size or _batch_size(num_data, bool(hidden)),
                     num_draws=min(100, schedule.length(schedule.last_phase)),
                     num_chains=num_chains,
                     seed=seed,
@@ -414,7 +414,8 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         steps: of one annealing, >= 100; of those that choose inputs three fifths where several runs vote.
         schedule: a :class:`PriorAnnealing` for all of them instead; its learning rate is otherwise 4e-3 sqrt(10,000 / rows)
             within [4e-3, 1e-2].
-        batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows).
+        batch_size: rows a step; a twentieth of the rows within [50, 500] where left out (half of them under 100 rows), of a
+            linear model 500.
         rounds: of choosing, at most, >= 1. Left out, as many as it takes until no input is dropped.
         num_runs: independent runs that choose inputs, >= 1; ``inclusion_probability_`` says how often each is chosen. Left
             out, 3 for fewer than 5,000 rows, else 1.
@@ -654,8 +655,11 @@ def _frame_columns(X: Any) -> list[str] | None:
     return None if columns is None or not all(isinstance(c, str) for c in columns) else list(columns)
 
 
-def _batch_size(num_data: int) -> int:
-    # Minibatch noise helps the annealing along: half of the rows at once left small problems with nothing kept.
+def _batch_size(num_data: int, nonlinear: bool) -> int:
+    # Minibatch noise helps networks along: with half of the rows at once small problems ended with nothing kept. A linear
+    # model starts where it belongs, and the noise of small batches would only let in inputs that do nothing.
+    if not nonlinear:
+        return min(500, num_data)
     return max(1, num_data // 2) if num_data < 100 else min(500, max(50, num_data // 20))
 
 

@@ -26,12 +26,12 @@ def test_with_more_inputs_than_rows_one_input_of_each_group_that_acts_is_kept() 
         assert all([column // 20 for column in np.flatnonzero(run)] == [0, 1] for run in fitted.supports_)
 
 
-def test_noise_that_the_runs_let_in_is_dropped_where_the_start_is_better() -> None:
+def test_noise_that_small_batches_let_in_is_dropped_where_the_start_is_better() -> None:
     rng = np.random.RandomState(0)
     x = rng.standard_normal((1_000, 100)) + 0.5 * rng.standard_normal((1_000, 1))
     signs = np.array([1, -1, 1, -1, -1])
     y = 0.3 * x[:, :5] @ signs + rng.standard_normal(1_000)
-    fitted = ps.SparseRegressor(hidden=(), steps=2_000, random_state=0).fit(x, y)
+    fitted = ps.SparseRegressor(hidden=(), steps=2_000, batch_size=50, random_state=0).fit(x, y)
     assert fitted.supports_[:, 5:].sum(1).min() > 0  # in every run
     assert fitted.selected_inputs_ == [0, 1, 2, 3, 4]
 
@@ -99,3 +99,12 @@ def test_a_linear_model_starts_near_the_slopes_of_its_family(family: str, monkey
     scale = y.std() if family in ("normal", "heteroscedastic") else 1.0
     # First order in slopes of .2: 4 % off at most; standard errors are up to .013 (three classes), a tolerance of three.
     assert np.allclose(start.ravel() * scale / x.std(0), SLOPES, atol=0.05)
+
+
+def test_an_input_that_only_widens_the_noise_is_found_and_no_other() -> None:
+    # Batches of a twentieth of the rows let in two to eight inputs that do nothing.
+    rng = np.random.RandomState(1)
+    x = rng.standard_normal((1_000, 20))
+    y = x[:, 1] + (0.2 + np.log1p(np.exp(0.5 + x[:, 0]))) * rng.standard_normal(1_000)
+    fitted = ps.SparseRegressor("heteroscedastic", hidden=(), steps=2_000, num_runs=1, random_state=1).fit(x, y)
+    assert fitted.selected_inputs_ == [0, 1]
