@@ -24,36 +24,14 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
 from pyro_sparse.inference.inspection import Node, Specification, rows
+from pyro_sparse.inference.program import Program, compiled, is_random, tidied
 from pyro_sparse.models import layers
 from pyro_sparse.models.annealed import annealed, find_spike_slab
 from pyro_sparse.models.layers import with_priors
 from pyro_sparse.models.spike_slab import SpikeSlab
 
-Program = Callable[..., Any]
-
-_NEUTRAL = {"mul": ((1,),), "pow": ((1,),), "add": ((0,),)}  # second arguments that change nothing
-# Operations whose Python function takes the same arguments.
-_BOUND = frozenset(
-    {"add", "addmm", "cat", "div", "exp", "expand", "index_add", "index_select", "log", "mm", "mul", "neg", "pow"}
-    | {
-        "reciprocal",
-        "rsub",
-        "select",
-        "squeeze",
-        "stack",
-        "sub",
-        "sum",
-        "t",
-        "tanh",
-        "unbind",
-        "unsqueeze",
-        "view",
-        "where",
-    }
-)
 _SMALL = 50_000  # weights of a site: above it the operations' size takes the time
 
 # Folders whose lines are never the model's own: this package's, Pyro's and PyTorch's.
@@ -143,8 +121,8 @@ class Potential:
         except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
             self.reason = f"it cannot be traced: {_first_line(error)}"
         else:
-            graph = _tidied(graph)
-            self._random = any(_is_random(node) for node in graph.graph.nodes)
+            graph = tidied(graph)
+            self._random = any(is_random(node) for node in graph.graph.nodes)
             self._program = graph
             self.reason = self._difference(graph, position, indices)
         if self.reason is not None:
@@ -167,17 +145,41 @@ class Potential:
         try:
             with _quiet(), torch.no_grad():
                 graph = make_fx(torch.func.vmap(self._program, in_dims))(*arguments)
-            several._program = _tidied(graph)
-            nearby = positions + 0.01 * torch.linspace(-1, 1, positions.numel()).to(positions).view_as(positions)
+            several._program = tidied(graph)
+            nearby = _nearby(positions)
             together = several(nearby, tempering, indices[1])
         except Exception:  # an operation that has no form for several chains
             return None
         alone = [self(z, tempering, i) for z, i in zip(nearby, indices[1].expand(len(nearby), -1), strict=True)]
-        gradients = torch.stack([one.mean_gradient for one in alone])
-        tolerance = max(1e3 * torch.finfo(positions.dtype).eps, 1e-10)
-        scale = float((gradients.abs().max() * tolerance).nan_to_num(0.0, 0.0))
-        same = torch.allclose(together.mean_gradient, gradients, tolerance, scale, equal_nan=True)
+        same = _same_gradient(together.mean_gradient, torch.stack([one.mean_gradient for one in alone]))
         return several if same else None
+
+    def compiled(self, position: Tensor, indices: tuple[Tensor, Tensor]) -> "Potential":
+        """The same as PyTorch's compiler leaves it; unchanged, and said, where it cannot.
+
+        Unchanged as well where the model is run eagerly or draws random numbers, which the compiler would draw otherwise.
+        """
+        if not isinstance(self._program, torch.fx.GraphModule) or self._random:
+            return self
+        faster = copy.copy(self)
+        nearby, tempering = _nearby(position), self.tempering(0.25, 0.75, 0.125, position)
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the compiler about itself
+                faster._program = compiled(self._program, self._arguments(nearby, tempering, indices[0]))
+            found = faster(nearby, tempering, indices[1])
+        except Exception as error:  # no compiler on this machine, an operation that it does not know
+            warnings.warn(f"the model is run uncompiled, more slowly, as {_first_line(error)}", stacklevel=3)
+            return self
+        same = _same_gradient(found.mean_gradient, self(nearby, tempering, indices[1]).mean_gradient)
+        return faster if same else self
+
+    @property
+    def kind(self) -> str:
+        """How it is computed: "eager", "traced" or "compiled"."""
+        if self.reason is not None or self._program == self._eager:
+            return "eager"
+        return "traced" if isinstance(self._program, torch.fx.GraphModule) else "compiled"
 
     def __call__(self, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
         with torch.no_grad():
@@ -239,9 +241,7 @@ class Potential:
 
     def _difference(self, graph: Program, position: Tensor, indices: tuple[Tensor, Tensor]) -> str | None:
         controls = [self.tempering(0.25, 0.75, 0.125, position), self.tempering(1.0, 1.0, 0.0, position)]
-        tolerance = max(1e3 * torch.finfo(position.dtype).eps, 1e-10)
-        # Away from the start, where weights of zero and equal units could hide a difference.
-        nearby = position + 0.01 * torch.linspace(-1, 1, len(position), dtype=position.dtype, device=position.device)
+        tolerance, nearby = _tolerance(position), _nearby(position)
         for batch, tempering in zip(indices, controls, strict=True):
             with _same_random_numbers(position), _quiet(), torch.no_grad():
                 eager = self._run(self._eager, nearby, tempering, batch)
@@ -250,10 +250,24 @@ class Potential:
             for name, expected in eager.log_prob.items():
                 if not torch.allclose(traced.log_prob[name], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
                     return f"the traced program differs from it at site '{name}'"
-            scale = float((eager.mean_gradient.abs().max() * tolerance).nan_to_num(0.0, 0.0))
-            if not torch.allclose(traced.mean_gradient, eager.mean_gradient, tolerance, scale, equal_nan=True):
+            if not _same_gradient(traced.mean_gradient, eager.mean_gradient):
                 return "the gradient of the traced program differs from it"
         return None
+
+
+def _nearby(position: Tensor) -> Tensor:
+    """Away from the start, where weights of zero and equal units could hide a difference."""
+    return position + 0.01 * torch.linspace(-1, 1, position.numel()).to(position).view_as(position)
+
+
+def _tolerance(like: Tensor) -> float:
+    return max(1e3 * torch.finfo(like.dtype).eps, 1e-10)
+
+
+def _same_gradient(found: Tensor, expected: Tensor) -> bool:
+    tolerance = _tolerance(expected)
+    scale = float((expected.abs().max() * tolerance).nan_to_num(0.0, 0.0))
+    return torch.allclose(found, expected, tolerance, scale, equal_nan=True)
 
 
 def _rows(data: Tensor, indices: Tensor) -> Tensor:
@@ -325,87 +339,6 @@ class _same_random_numbers:
 
     def __exit__(self, *error: Any) -> None:
         self._fork.__exit__(*error)
-
-
-def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same program with what stands in it twice computed once, and what depends on constants alone beforehand."""
-    if any(_mutates(node.target) for node in graph.graph.nodes):
-        return graph
-    random = {node.target.overloadpacket for node in graph.graph.nodes if _is_random(node)}
-    merged = CSEPass(random)(graph)
-    graph = merged.graph_module if merged is not None else graph
-    known: dict[torch.fx.Node, Tensor] = {}
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            known[node] = getattr(graph, str(node.target))
-        elif _is_known(node, known):
-            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
-            value = node.target(*arguments[0], **arguments[1])
-            if not isinstance(value, Tensor):
-                continue
-            known[node] = value
-            name = f"_known_{len(known)}"
-            graph.register_buffer(name, value)
-            with graph.graph.inserting_before(node):
-                constant = graph.graph.get_attr(name)
-            known[constant] = value
-            node.replace_all_uses_with(constant)
-    for node in graph.graph.nodes:
-        _shorten(node)
-    graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
-        if node.op == "call_function":
-            node.target = _binding(node.target)
-    graph.recompile()
-    return graph
-
-
-def _shorten(node: torch.fx.Node) -> None:
-    """Drops what autograd leaves behind: factors of 1, terms of 0, views of views, transposes of transposes."""
-    name = getattr(node.target, "__name__", "").split(".")[0]
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
-        return
-    inner, others = node.args[0], node.args[1:]
-    same = _form(node) is not None and _form(node) == _form(inner)
-    neutral = others in _NEUTRAL.get(name, ())
-    if same and (neutral or name in ("view", "expand")):
-        node.replace_all_uses_with(inner)
-    elif name == "view" and getattr(inner.target, "__name__", "") == getattr(node.target, "__name__", ""):
-        node.args = (inner.args[0], *others)
-    elif name == "t" and inner.target == node.target and isinstance(inner.args[0], torch.fx.Node):
-        node.replace_all_uses_with(inner.args[0])
-
-
-def _form(node: torch.fx.Node) -> tuple[Any, ...] | None:
-    value = node.meta.get("val")
-    return (value.shape, value.dtype, value.stride()) if isinstance(value, Tensor) else None
-
-
-def _binding(target: Any) -> Any:
-    """PyTorch's own Python function of an operation, which is called in half the time of the operation itself."""
-    name, _, _ = getattr(target, "__name__", "").partition(".")
-    if getattr(target, "namespace", "") != "aten" or name not in _BOUND:
-        return target
-    return getattr(torch, name, None) or getattr(Tensor, name)
-
-
-def _is_known(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> bool:
-    """Whether a call depends on constants alone; a random number never does."""
-    constant = bool(node.all_input_nodes) and all(n in known for n in node.all_input_nodes)
-    return node.op == "call_function" and constant and not _is_random(node)
-
-
-def _is_random(node: torch.fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in _tags(node.target)
-
-
-def _mutates(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
-
-
-def _tags(target: Any) -> tuple[Any, ...]:
-    return tuple(getattr(target, "tags", ()))
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
 from pyro_sparse.inference.minibatch import Batches, Noise, stream
 from pyro_sparse.inference.potential import Evaluation, Potential, Tempering
+from pyro_sparse.inference.program import repays_compiling
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.trace import build_trace
 from pyro_sparse.models.spike_slab import SpikeSlab
@@ -139,15 +140,19 @@ def anneal(
     label = progress if isinstance(progress, str) else ""
     together = _together(potential, starts, seed)
     groups = [[chain] for chain in range(num_chains)] if together is None else [list(range(num_chains))]
+    potential, first = together or potential, _stacked([starts[chain] for chain in groups[0]])
+    if repays_compiling(schedule.num_steps * len(groups), first.numel()):
+        of_group = [_batches(spec, seed, chain, position) for chain in groups[0]]
+        potential = potential.compiled(first, (_batch(of_group, 0), _batch(of_group, 1)))
     with tqdm(total=schedule.num_steps * len(groups), disable=not progress, unit="step", smoothing=0.02) as bar:
         for chains in groups:
             start_of_all = _stacked([starts[chain] for chain in chains])
             try:
-                ended += _run_chains(together or potential, table, start_of_all, seed, chains, num_draws, label, bar)
+                ended += _run_chains(potential, table, start_of_all, seed, chains, num_draws, label, bar)
             except NonFiniteError as error:
-                error.run = _run(spec, schedule, seed, names, ended) if ended else None
+                error.run = _run(potential, schedule, seed, names, ended) if ended else None
                 raise
-    run = _run(spec, schedule, seed, names, ended)
+    run = _run(potential, schedule, seed, names, ended)
     _warn_of_heat(run)
     return run
 
@@ -282,11 +287,11 @@ class _Recorder:
 
 
 def _run(
-    spec: Specification, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, chains: list[_Chain]
+    potential: Potential, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, chains: list[_Chain]
 ) -> Run:
-    draws = torch.stack([chain.draws for chain in chains])
+    spec, draws = potential.spec, torch.stack([chain.draws for chain in chains])
     statistics = {name: np.stack([chain.statistics[name] for chain in chains]) for name in STATISTICS}
-    trace = build_trace(spec, schedule, draws, statistics, seed)
+    trace = build_trace(spec, schedule, draws, statistics, seed, potential.kind)
     path = np.array([chain.history for chain in chains])
     columns = {
         name: (("chain", "step"), path[:, :, 1 + i]) for i, name in enumerate((*Controls._fields, "loss", "num_kept"))

@@ -22,6 +22,7 @@ def build_trace(
     draws: Tensor,
     statistics: Mapping[str, np.ndarray[Any, Any]],
     seed: int,
+    program: str,
 ) -> xr.DataTree:
     """The DataTree of draws (chain, draw, coordinate) and statistics (chain, draw): posterior and sample_stats."""
     index = {"chain": np.arange(draws.shape[0]), "draw": np.arange(draws.shape[1])}
@@ -36,7 +37,7 @@ def build_trace(
         "sample_stats": xr.Dataset(stats, coords=index),
     }
     tree = xr.DataTree.from_dict(groups)
-    attributes = disclosure(spec, schedule, seed)
+    attributes = disclosure(spec, schedule, seed) | {"program": program}
     for node in (tree, tree["posterior"], tree["sample_stats"]):
         node.attrs.update(attributes)
     return tree

@@ -25,6 +25,7 @@ ORDER = {
         "layout",
         "minibatch",
         "inspection",
+        "program",
         "potential",
         "schedule",
         "sghmc",

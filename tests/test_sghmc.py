@@ -3,6 +3,7 @@
 Every update is elementwise, so one flat tensor of many coordinates is as many independent chains.
 """
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
 import pyro_sparse as ps
-from pyro_sparse.inference import sghmc
+from pyro_sparse.inference import sampler, sghmc
 from pyro_sparse.inference.inspection import inspect, start
 from pyro_sparse.inference.minibatch import Batches, Noise
 
@@ -101,15 +102,31 @@ def normal_means(power: float) -> tuple[Callable[..., Any], Tensor]:
     return ps.annealed(power)(model), torch.zeros(NUM_ROWS, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("power", "temperature"), [(1.0, 1.0), (1.0, 0.3), (0.2, 1.0), (0.2, 3.0)])
-def test_prior_power_and_temperature_alone_through_anneal(power: float, temperature: float) -> None:
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="compiling on a CPU needs a C++ compiler")
+
+
+@pytest.mark.parametrize(
+    ("power", "temperature", "program"),
+    [
+        (1.0, 1.0, "traced"),
+        (1.0, 0.3, "traced"),
+        (0.2, 1.0, "traced"),
+        (0.2, 3.0, "traced"),
+        pytest.param(0.2, 0.3, "compiled", marks=needs_compiler),
+    ],
+)
+def test_prior_power_and_temperature_alone_through_anneal(
+    power: float, temperature: float, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """exp(-U/tau) with U = likelihood + eta × prior, to the discrete chain's own step-size bias, at each control alone."""
+    monkeypatch.setattr(sampler, "repays_compiling", lambda num_steps, num_coordinates: program == "compiled")
     step_size = 0.2
     model, y = normal_means(power)
     schedule = ps.PriorAnnealing(
         0, 0, 0, 0, 120, learning_rate=step_size * NUM_ROWS, friction=0.3, sample_temperature=temperature
     )
     run = ps.anneal(model, y, schedule, num_draws=1, progress=False)
+    assert run.trace.attrs["program"] == program
     curvature = power + 1 / NOISE**2
     variance = stationary_covariance(curvature, step_size, 0.3, temperature)[:1, :1]
     assert_covariance(run.draws[0, 0].numpy()[None], variance)
