@@ -157,7 +157,7 @@ def eager_pyro(problem: Problem, num_steps: int) -> list[float]:
     return timed(lambda number: potential(position, tempering, batches(number)), num_steps)
 
 
-class Enough(Exception):
+class Enough(Exception):  # noqa: N818 - it is no error
     """As many steps as were asked for."""
 
 
