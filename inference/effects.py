@@ -45,10 +45,7 @@ def partial_dependence(source: Fit | Sequence[Fit], x: Any, column: int, values:
     grid = torch.as_tensor(np.asarray(values)).to(inputs[0])
     if grid.dim() != 1 or not len(grid):
         raise ValueError(f"values must list at least one number, got shape {tuple(grid.shape)}")
-    rows = len(inputs[0])
-    repeated = [item.repeat(len(grid), *[1] * (item.dim() - 1)) for item in inputs]
-    repeated[0][:, column] = grid.repeat_interleave(rows)
-    parts = [_averages(fit, tuple(repeated), (len(grid), rows)) for fit in fits]
+    parts = [_averages(fit, inputs, column, grid) for fit in fits]
     means, variances = (torch.stack(part) for part in zip(*parts, strict=True))
     centre = means.mean(0)
     half = max(fit.information.quantile(prob) for fit in fits) * (variances.mean(0) + means.var(0, correction=0)).sqrt()
@@ -59,8 +56,12 @@ def partial_dependence(source: Fit | Sequence[Fit], x: Any, column: int, values:
     return xr.Dataset(arrays, coords={"value": grid.double().cpu().numpy()})
 
 
-def _averages(fit: Fit, inputs: tuple[Tensor, ...], shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _averages(fit: Fit, inputs: tuple[Tensor, ...], column: int, grid: Tensor) -> tuple[Tensor, Tensor]:
     """Mean response over the rows at each value of the grid, and its variance."""
-    means = fit.evaluate(fit.mean, inputs).unflatten(0, shape).mean(1)
-    gradients = fit.jacobian(fit.mean, inputs).unflatten(0, shape).mean(1)
-    return means, fit.information.variance(gradients).reshape(means.shape)
+    means, gradients = [], []
+    for value in grid:
+        first = inputs[0].index_fill(1, torch.tensor([column], device=value.device), float(value))
+        mean, gradient = fit.average(fit.mean, (first, *inputs[1:]))
+        means.append(mean)
+        gradients.append(gradient)
+    return torch.stack(means), fit.information.variance(torch.stack(gradients)).reshape(torch.stack(means).shape)

@@ -272,7 +272,8 @@ def family_of(laws: Sequence[Any], site: str) -> Family:
     if kind is None:
         *names, last = (law.__name__ for law in _BY_LAW)
         raise ValueError(
-            f"intervals need a {', '.join(names)} or {last} response, got {type(laws[0]).__name__} at site '{site}'"
+            f"intervals need a {', '.join(names)} or {last} response, got {type(laws[0]).__name__} at site '{site}': "
+            "of other laws average over draws, ps.predict(run, x) of a schedule with sample_steps"
         )
     shape = laws[0].batch_shape
     if len(shape) != 1:

@@ -7,11 +7,12 @@ likelihood), the covariance of the kept weights is :math:`\phi (A^T A + \mathrm{
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pyro_sparse.inference.warning import warn
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,9 @@ def fisher_information(rooted: Tensor, precision: Tensor, residuals: Tensor | No
     leverages = leverages[:, 0]
     freedom = float(num_rows - leverages.sum())
     if freedom < 1:
-        warnings.warn(
+        warn(
             f"the {num_weights} kept weights leave {freedom:.2g} degrees of freedom of {num_rows} rows: intervals are "
             "hardly worth having; keep fewer weights or take more rows",
-            stacklevel=4,
         )
     freedom = max(freedom, 1.0)
     dispersion = float(residuals.square().sum()) / freedom

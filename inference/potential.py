@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_sparse.inference.inspection import Node, Specification, rows
 from pyro_sparse.inference.program import Program, compiled, is_random, tidied
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models import layers
 from pyro_sparse.models.annealed import annealed, find_spike_slab
 from pyro_sparse.models.layers import with_priors
@@ -127,7 +128,7 @@ class Potential:
             self.reason = self._difference(graph, position, indices)
         if self.reason is not None:
             self._program, self._random = self._eager, True
-            warnings.warn(f"the model is run eagerly, several times slower, as {self.reason}", stacklevel=5)
+            warn(f"the model is run eagerly, several times slower, as {self.reason}")
 
     def of_chains(self, positions: Tensor, indices: tuple[Tensor, Tensor]) -> "Potential | None":
         """The same for several chains at once: positions (chain, coordinate), indices of two steps (chain, row).
@@ -169,7 +170,7 @@ class Potential:
                 faster._program = compiled(self._program, self._arguments(nearby, tempering, indices[0]))
             found = faster(nearby, tempering, indices[1])
         except Exception as error:  # no compiler on this machine, an operation that it does not know
-            warnings.warn(f"the model is run uncompiled, more slowly, as {_first_line(error)}", stacklevel=3)
+            warn(f"the model is run uncompiled, more slowly, as {_first_line(error)}")
             return self
         same = _same_gradient(found.mean_gradient, self(nearby, tempering, indices[1]).mean_gradient)
         return faster if same else self

@@ -1,6 +1,5 @@
 """predict: the mean of the response and its intervals, from a fit or averaged over draws."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from pyro_sparse.inference.family import Family
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.response import Response
 from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.warning import warn
 
 
 def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, site: str | None = None) -> xr.Dataset:
@@ -58,10 +58,7 @@ def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, s
     wrong = next((fit for fit in fits if not isinstance(fit, Fit)), None)
     if wrong is not None:
         raise TypeError(f"source must be a Fit, several, or one Run, got several with a {type(wrong).__name__}")
-    parts = []
-    for fit in fits:  # no comprehension: before Python 3.12 it would be a frame of its own to the warnings' stacklevel
-        parts.append(_moments(fit, x_new, prob))
-    return as_table(_pooled(parts), prob)
+    return as_table(_pooled([_moments(fit, x_new, prob) for fit in fits]), prob)
 
 
 @dataclass(frozen=True)
@@ -92,15 +89,13 @@ def _moments(fit: Fit, x_new: Any, prob: float) -> Moments:
     gradients = fit.jacobian(lambda law: family.score(family.link(law)), inputs)
     outside = int(information.outside_range(gradients).any(1).sum())
     if outside:
-        warnings.warn(
+        warn(
             f"at {outside} of {len(link)} rows the mean depends on directions of the weights that the training rows say "
             f"nothing about (information of rank {information.rank}): their intervals are too narrow",
-            stacklevel=3,
         )
     if not fit.converged:
-        warnings.warn(
+        warn(
             f"the refit is {fit.distance:.1e} standard errors from its maximum: the intervals are not to be trusted",
-            stacklevel=3,
         )
     score = family.score(link)
     variance = information.variance(gradients).reshape(score.shape)

@@ -27,6 +27,7 @@ from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.response import Of, Response
 from pyro_sparse.inference.sampler import Run
 from pyro_sparse.inference.structure import Structure
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.layers import evaluating
 
 ROUND = 50  # iterations between two evaluations of the metric
@@ -101,6 +102,12 @@ class Fit:
     def jacobian(self, of: Of, inputs: tuple[Tensor, ...]) -> Tensor:
         """Derivatives (rows, q, weights) of ``of(law)`` (rows, q) over the free coordinates that matter."""
         return self._all_derivatives(of, inputs)[..., self.matters]
+
+    def average(self, of: Of, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The average (...) of ``of(law)`` over the rows of the inputs, and its derivatives (q, weights)."""
+        response, small = self._small
+        mean, gradient = response.average(of, small.values, self.free, inputs)
+        return mean, gradient.reshape(-1, len(self.free))[:, self.matters]
 
     def _all_derivatives(self, of: Of, inputs: tuple[Tensor, ...]) -> Tensor:
         response, small = self._small
@@ -354,11 +361,10 @@ def refit(
         final = [potential(small.position(free), tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
     if distance > tolerance and max_iterations:
-        warnings.warn(
+        warn(
             f"the refit stopped {distance:.1e} standard errors from the maximum after {iterations} iterations: its intervals "
             "are not to be trusted. Raise max_iterations; where a hierarchical scale runs to 0 there is no maximum: end the "
             "schedule with sample_steps and average over draws, ps.predict(run, x)",
-            stacklevel=2,
         )
     whole = dataclasses.replace(spec, model=run.spec.model, layout=run.spec.layout)
     fit = Fit(
@@ -427,20 +433,18 @@ def _metric(response: Response, small: Compacted, free: Tensor, precision: Tenso
 
 def _warn_of_overdispersion(ratio: float, deviations: float) -> None:
     if ratio > 1.2 and deviations > 3:
-        warnings.warn(
+        warn(
             f"the counts vary {ratio:.2g} times as much about their rates as Poisson counts: intervals are too narrow. Add "
             "the inputs that are missing, or model log(1 + count) as a normal response",
-            stacklevel=3,
         )
 
 
 def _warn_of_varying_noise(p_value: float, ratio: float) -> None:
     if p_value < 1e-3 and ratio > 2:
-        warnings.warn(
+        warn(
             "the noise is clearly larger at some rows than at others: intervals of a new observation hold on average, but are "
             "too wide where it is small and too narrow where it is large. Give the model a scale for each row "
             '(family="heteroscedastic")',
-            stacklevel=3,
         )
 
 

@@ -138,6 +138,27 @@ class Response:
         result: Tensor = jacobian.detach()
         return result
 
+    def average(
+        self,
+        of: Of,
+        values_of: Callable[[Tensor], dict[str, Tensor]],
+        free: Tensor,
+        inputs: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """The average of ``of(law)`` over all rows at ``values_of(free)``, and its derivatives (..., len(free))."""
+        num_rows = len(inputs[0])
+
+        def total(z: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+            result = self._evaluate(of, values_of(z), self._block(inputs, block), block)
+            # The last block of a model with a size of its own is padded.
+            counted = torch.cat([block.new_ones(1, dtype=torch.bool), block[1:] != block[:-1]])
+            result = result[counted].sum(0) / num_rows
+            return result, result
+
+        parts = [torch.func.jacrev(total, has_aux=True)(free, block) for block in self.blocks(num_rows, BLOCK)]
+        gradient, mean = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+        return mean.detach(), gradient.detach()
+
     def family(self, values: dict[str, Tensor]) -> Family:
         """The family of the response on the rows the model was run with.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from pyro_sparse.inference.potential import Evaluation, Potential, Tempering
 from pyro_sparse.inference.program import repays_compiling
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.trace import build_trace
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.spike_slab import SpikeSlab
 
 TOGETHER = 200_000  # coordinates of all chains up to which they run in one program; above, it is no faster
@@ -404,8 +404,7 @@ def _warn_of_heat(run: Run) -> None:
     nominal = run.schedule.sample_temperature
     heat = float(run.trace["sample_stats"]["minibatch_temperature"].mean())
     if heat > 0.1 * nominal:
-        warnings.warn(
+        warn(
             f"minibatch noise adds about {heat:.3g} to the temperature {nominal:g} of the draws: lower learning_rate or "
             "raise batch_size; both temperatures are in sample_stats",
-            stacklevel=3,
         )

@@ -1,11 +1,11 @@
 """How the target moves: prior annealing as a schedule of controls, Algorithm 1 and sections 3.1 and A.6 of the paper."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.spike_slab import SpikeSlab
 
 PHASES = ("train", "power", "spike", "cool", "sample")
@@ -168,9 +168,7 @@ class PriorAnnealing:
             raise ValueError(text.format("it must stay under"))
         if ratio > bound / 10:
             excess = 100 / (1 - ratio / bound) - 100
-            warnings.warn(
-                text.format(f"the spike is sampled {excess:.0f} % too wide in variance, and diverges at"), stacklevel=3
-            )
+            warn(text.format(f"the spike is sampled {excess:.0f} % too wide in variance, and diverges at"))
 
 
 def _require(name: str, value: float, holds: bool, rule: str) -> None:

@@ -26,15 +26,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pyro_sparse.inference.effects import partial_dependence
+from pyro_sparse.inference.family import Normal
 from pyro_sparse.inference.prediction import predict
 from pyro_sparse.inference.refit import Fit, refit
 from pyro_sparse.inference.sampler import NonFiniteError, Run, anneal
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.selection import select
 from pyro_sparse.inference.structure import Structure
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.defaults import default_prior
 from pyro_sparse.models.glm import regression_model
 from pyro_sparse.models.layers import SparseModule, SparseNet, sparsify
+from pyro_sparse.models.spike_slab import SpikeSlab
 
 Array = np.ndarray[Any, Any]
 
@@ -71,7 +74,12 @@ class _Candidate:
     def _criterion(self, fit: Fit) -> float:
         num_data, structure = fit.response.spec.num_data, fit.structure
         chosen, num_inputs = int(structure.reads.sum()), self.supports.shape[1]
-        return num_data * fit.loss + _complexity(num_data, structure.num_kept, chosen, num_inputs)
+        complexity = _complexity(num_data, structure.num_kept, chosen, num_inputs)
+        if not self.hidden and isinstance(fit.family, Normal):
+            residuals = fit.response.observed(fit.values) - fit.evaluate(fit.family.link, fit.data)[:, 0]
+            mean_square = float(residuals.square().mean())
+            return _normal_criterion(num_data, num_data - structure.num_kept, mean_square) + complexity
+        return num_data * fit.loss + complexity
 
 
 class SparseEstimator(SelectorMixin, BaseEstimator):
@@ -105,7 +113,6 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
 
     def _fit(self, X: Array, y: Tensor, names: list[str] | None) -> Self:
         """Networks of the shape asked for; where none was, a linear model if that is the better one."""
-        self._check()
         self._standardise(X)
         names = [f"x{column}" for column in range(X.shape[1])] if names is None else names
         num_runs = (3 if len(X) < MANY_ROWS else 1) if self.num_runs is None else self.num_runs
@@ -136,6 +143,10 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         widths = () if self.hidden is None else self.hidden
         if not isinstance(widths, (tuple, list)) or not all(isinstance(w, Integral) and w > 0 for w in widths):
             raise ValueError(f"hidden must hold whole numbers >= 1, got {self.hidden!r}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise ValueError(f"device must be one that PyTorch can use here, got {self.device!r}") from error
         if not (self.schedule is None or isinstance(self.schedule, PriorAnnealing)):
             raise ValueError(f"schedule must be a PriorAnnealing, got {self.schedule!r}")
 
@@ -203,18 +214,19 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
                     model,
                     (inputs, data.y),
                     schedule,
-                    self.batch_size or _batch_size(num_data, bool(hidden)),
+                    int(self.batch_size or _batch_size(num_data, bool(hidden))),
                     num_draws=min(100, schedule.length(schedule.last_phase)),
                     num_chains=num_chains,
                     seed=seed,
                     input_names=[data.names[column] for column in columns],
                     progress=label if self.progress else False,
                 )
-            except NonFiniteError as error:
+            except NonFiniteError:
                 if self.schedule is not None or not attempts_left:
                     raise
                 slower = schedule.learning_rate / 3
-                warnings.warn(f"{error}; starting again with learning_rate {slower:.2g}", stacklevel=5)
+                rate = schedule.learning_rate
+                warn(f"the run diverged at learning_rate {rate:.2g}, as it may: starting again with {slower:.2g}")
                 schedule = replace(schedule, learning_rate=slower)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -248,19 +260,13 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         """Writes what prediction needs to a folder, without pickle."""
         check_is_fitted(self)
         best = next(number for number, fit in enumerate(self.fits_) if fit is self.fit_)
-        for old in Path(path).glob("network*/fit.json"):  # of an earlier save
-            shutil.rmtree(old.parent)
-        for number, fit in enumerate(self.fits_):
-            fit.save(Path(path) / f"network{number}")
         parameters = self.get_params(deep=False)
         parameters["schedule"] = None if self.schedule is None else asdict(self.schedule)
         if not isinstance(self.random_state, (Integral, type(None))):
             parameters["random_state"] = None  # a generator's state is not kept
         settings = {
             "estimator": type(self).__name__,
-            "parameters": {
-                name: int(p) if type(p) is not bool and isinstance(p, Integral) else p for name, p in parameters.items()
-            },
+            "parameters": parameters,
             "hidden": list(self.hidden_),
             "num_rows": self.fit_.response.spec.num_data,
             "names": [str(c) for c in getattr(self, "feature_names_in_", [])] or None,
@@ -272,7 +278,14 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             "x_mean": self.x_mean_.tolist(),
             "x_scale": self.x_scale_.tolist(),
         } | self._own_settings()
-        (Path(path) / "estimator.json").write_text(json.dumps(settings, indent=2))
+        text = json.dumps(settings, indent=2, default=_plain)  # what cannot be written fails before anything is touched
+        old = [folder.parent for folder in Path(path).glob("network*/fit.json")]  # of an earlier save
+        for folder in old:
+            shutil.rmtree(folder)
+        (Path(path) / "estimator.json").unlink(missing_ok=True)  # never beside networks that it does not describe
+        for number, fit in enumerate(self.fits_):
+            fit.save(Path(path) / f"network{number}")
+        (Path(path) / "estimator.json").write_text(text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -306,20 +319,24 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         new.structure_ = new.fit_.structure
         return new
 
-    def effects(self, X: Any, prob: float = 0.95, num_points: int = 20, num_rows: int = 200) -> pd.DataFrame:
+    def effects(self, X: Any, prob: float = 0.95, num_points: int = 20, num_rows: int = 2_000) -> pd.DataFrame:
         """Direction and shape of what each selected input does: its partial dependence, with intervals.
 
         Args:
             X: (rows, inputs) over which the response is averaged, the training rows say; at most ``num_rows`` of them.
             prob: probability content of the intervals, in (0, 1).
             num_points: values of each input, evenly spaced between its quantiles of 5 and 95 %; all where it has few.
-            num_rows: evenly spaced rows that are used.
+            num_rows: evenly spaced rows that are used; all where X has no more.
 
         Returns:
             Columns ``input``, ``value``, ``mean``, ``lower``, ``upper`` in units of inputs and response; for a classifier
             the means are probabilities, and ``class`` says of which.
         """
         check_is_fitted(self)
+        for argument, least in (("num_points", 2), ("num_rows", 1)):
+            value = {"num_points": num_points, "num_rows": num_rows}[argument]
+            if not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{argument} must be a whole number >= {least}, got {value!r}")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         rows = self._inputs(X[np.unique(np.linspace(0, len(X) - 1, num_rows).astype(int))], self.columns_)
         tables = [pd.DataFrame(columns=["input", "value", "mean", "lower", "upper"])]
@@ -355,12 +372,13 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             net = SparseNet([num_inputs, *hidden, self._num_outputs()], self.activation).module
         prior = default_prior(net, num_data, select_inputs)
         if linear_start is not None:
+            prior = {name: _narrow(law, num_data) for name, law in prior.items()}
             with torch.no_grad():
                 next(net.parameters()).copy_(self._tensor(linear_start))
         return self._response_model(sparsify(net, prior).to(self.device), num_data)
 
     def _default_schedule(self, num_data: int, voting: bool) -> PriorAnnealing:
-        return default_schedule(num_data, self.steps * 3 // 5 if voting else self.steps)
+        return default_schedule(num_data, int(self.steps) * 3 // 5 if voting else int(self.steps))
 
     def _num_outputs(self) -> int:
         raise NotImplementedError
@@ -385,9 +403,9 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         with np.errstate(over="ignore", invalid="ignore"):
             self.x_mean_, self.x_scale_ = X.mean(0), X.std(0)
         # A column that varies only by rounding is constant.
-        constant = self.x_scale_ <= 1e-10 * np.abs(self.x_mean_)
-        self.x_scale_ = np.where(constant, 1.0, self.x_scale_)
         _check_scale("X", self.x_scale_)
+        constant = self.x_scale_ <= 1e-10 * np.abs(self.x_mean_)
+        self.x_scale_ = np.where(constant | (self.x_scale_ == 0), np.inf, self.x_scale_)  # which makes it 0 throughout
 
     def _inputs(self, X: Array, columns: Array) -> Tensor:
         return self._tensor((X[:, columns] - self.x_mean_[columns]) / self.x_scale_[columns])
@@ -476,8 +494,12 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         Raises:
             ValueError: naming what is wrong with X or y.
         """
+        self._check()
         names = _frame_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        if y.dtype.kind not in "biuf":
+            raise ValueError(f"y must hold numbers, got '{y[0]}'; for classes there is SparseClassifier")
+        y = y.astype(np.float64)
         if not np.ptp(y) > 0:
             raise ValueError(f"y must not be constant, got {y[0]:g} in all of {len(y)} rows")
         if self.family not in _OUTPUTS:
@@ -552,6 +574,7 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
 
     Attributes:
         classes_: (num_classes,) labels, sorted.
+        class_share_: (num_classes,) of the rows.
     """
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -564,12 +587,14 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
         Raises:
             ValueError: naming what is wrong with X or y.
         """
+        self._check()
         names = _frame_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have at least two classes, got only {self.classes_[0]} in all {len(y)} rows")
+        self.class_share_ = np.bincount(codes) / len(codes)
         binary = len(self.classes_) == 2
         return self._fit(X, self._tensor(codes) if binary else torch.as_tensor(codes, device=self.device), names)
 
@@ -614,18 +639,26 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
         return 1 if len(self.classes_) == 2 else len(self.classes_)
 
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
-        return regression_model(net, num_data, "bernoulli" if len(self.classes_) == 2 else "categorical")
+        # Where no input helps the probabilities are the shares: without the offset the slab would pull rare classes up.
+        score = np.log(self.class_share_)
+        if len(self.classes_) == 2:
+            return regression_model(net, num_data, "bernoulli", offset=float(score[1] - score[0]))
+        return regression_model(net, num_data, "categorical", offset=score.tolist())
 
     def _working_response(self, y: Array) -> Array:
-        share = np.bincount(y.astype(int)) / len(y)
+        share = self.class_share_
         member: Array = y[:, None] == np.arange(len(share))
         return (member[:, 1:] - share[1]) / (share[0] * share[1]) if len(share) == 2 else member / share - 1
 
     def _own_settings(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist()}
+        dated = self.classes_.dtype.kind == "M"  # which JSON holds as text
+        classes = self.classes_.astype(str) if dated else self.classes_
+        kind = {"dtype": str(self.classes_.dtype), "class_share": self.class_share_.tolist()}
+        return {"classes": classes.tolist()} | kind
 
     def _set_own(self, settings: dict[str, Any]) -> None:
-        self.classes_ = np.array(settings["classes"])
+        self.classes_ = np.array(settings["classes"], dtype=settings["dtype"])
+        self.class_share_ = np.array(settings["class_share"])
 
     def _example_response(self) -> Tensor:
         return torch.zeros(1, dtype=torch.float32 if len(self.classes_) == 2 else torch.int64)
@@ -633,6 +666,11 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
 
 _ENDS = {"mean": "mean", "lower": "mean_lower", "upper": "mean_upper"}
 _OUTPUTS = {"normal": 1, "heteroscedastic": 2, "poisson": 1}  # of the network, by family of the regressor
+
+
+def _plain(value: Any) -> Any:
+    """What JSON knows in place of a number of NumPy or a device."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _grid(values: Array, num_points: int) -> Array:
@@ -686,6 +724,18 @@ def _complexity(num_data: int, num_kept: int, num_chosen: int, num_inputs: int) 
     return 0.5 * math.log(num_data) * num_kept + math.log(math.comb(num_inputs, num_chosen))
 
 
+def _normal_criterion(num_data: int, freedom: int, mean_square: float) -> float:
+    """The loss of all rows in nats at the best noise scale, and half its logarithm for each coefficient the less.
+
+    With the half of log n in ``_complexity`` a coefficient then costs log(n / mean_square) / 2, as in the evidence under a
+    slab of the response's scale. With half of log n alone a third of as many rows, fitted to noise, would win where inputs
+    are many more. The mean square is in units of the response's variance.
+    """
+    return 0.5 * max(freedom, 0) * math.log(max(mean_square, np.finfo(float).tiny)) + 0.5 * num_data * (
+        1 + math.log(2 * math.pi)
+    )
+
+
 def _forward_selection(X: Array, responses: Array) -> Array:
     """(responses, inputs) least-squares coefficients on the orthogonal matching pursuit that has the best extended BIC."""
     (num_data, num_inputs), steps = X.shape, min(X.shape[1], len(X) // 3, 100)
@@ -697,10 +747,19 @@ def _forward_selection(X: Array, responses: Array) -> Array:
             warnings.simplefilter("ignore", RuntimeWarning)  # it may end early, on inputs that depend on each other
             path = orthogonal_mp(X, response, n_nonzero_coefs=steps, return_path=True).reshape(num_inputs, -1)
         path = np.pad(path, ((0, 0), (1, 0)))  # no input at first
-        squares = np.maximum(np.square(response[:, None] - X @ path).mean(0), np.finfo(float).tiny)
-        costs = [_complexity(num_data, k, k, num_inputs) for k in range(len(squares))]
-        row[:] = path[:, (0.5 * num_data * np.log(squares) + costs).argmin()]
+        squares = np.square(response[:, None] - X @ path).mean(0)
+        criteria = [
+            _normal_criterion(num_data, num_data - 1 - k, square / squares[0]) + _complexity(num_data, k, k, num_inputs)
+            for k, square in enumerate(squares)
+        ]
+        row[:] = path[:, int(np.argmin(criteria))]
     return coefficients
+
+
+def _narrow(law: SpikeSlab, num_data: int) -> SpikeSlab:
+    """The law with a spike of half a standard error at first: a wide one would take in again what the start has chosen."""
+    initial = torch.clamp(law.initial_spike_scale, max=0.5 / math.sqrt(num_data)).maximum(law.spike_scale)
+    return SpikeSlab(law.slab_prob, law.spike_scale, law.slab_scale, initial)
 
 
 def _linear_schedule(schedule: PriorAnnealing, X: Array) -> PriorAnnealing:

@@ -180,7 +180,8 @@ def standard_errors(others: Array, ours: Array) -> float:
     """By how many standard errors our mean loss is the smaller one, on the same rows."""
     difference = others - ours
     error = float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return float(difference.mean()) / error if error > 0 else 0.0
+    rounding = 1e-9 * float(np.abs(others).mean() + np.abs(ours).mean())  # of rows that all differ by as much
+    return float(difference.mean()) / error if error > rounding else 0.0
 
 
 def least_squares(train: Table, inputs: pd.DataFrame) -> Array:

@@ -144,8 +144,8 @@ def plot_inclusion(source: Structure | xr.Dataset | SparseEstimator, names: Sequ
     counts = None if weights is None else np.array([weights[labels == name].sum() for name in unique])
     lengths = shares if counts is None or num_chains > 1 else counts
     selected = shares > 0.5 if counts is None else counts > 0
-    most = max(ENOUGH_INPUTS, int((lengths > 0).sum()))
-    order = np.argsort(-lengths, kind="stable")[: min(most, MAX_INPUTS)]
+    most = max(ENOUGH_INPUTS, int(((lengths > 0) | selected).sum()))
+    order = np.lexsort((-lengths, ~selected))[: min(most, MAX_INPUTS)]
     figure, axes = _figure(6.0, 1.2 + 0.19 * len(order), [["bars"]])
     panel = axes["bars"]
     _bars(panel, [str(unique[i]) for i in order], lengths[order], selected[order])
@@ -157,7 +157,8 @@ def plot_inclusion(source: Structure | xr.Dataset | SparseEstimator, names: Sequ
             f"share of {num_chains} runs that select the input" if num_chains > 1 else "inclusion probability"
         )
     else:
-        panel.set_xlabel("kept weights that leave the input (one run)")
+        networks = len(source.fits_) if isinstance(source, SparseEstimator) else 1
+        panel.set_xlabel("kept weights that leave the input" + f" in {networks} networks" * (networks > 1))
         panel.set_xlim(0, max(1, lengths.max()) * 1.05)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     rest = len(unique) - len(order)

@@ -19,7 +19,8 @@ def directions(effects: pd.DataFrame) -> list[dict[str, Any]]:
     """Which way each selected input moves the mean, and how far.
 
     ``direction`` is "rises" or "falls" where all but a twentieth of the way leads there, "not monotone" elsewhere, and
-    "no clear effect on its own" where the intervals at the lowest and the highest point overlap. ``ends`` are the
+    "no clear effect on its own" where the highest and the lowest point differ by less than the interval of their
+    difference, both taken as independent (they mostly go together, which makes it narrower). ``ends`` are the
     points ``[value, mean, lower, upper]`` at both ends of the way, or the lowest and the highest. Of two classes the
     second is described, of more the one that the input moves most.
     """
@@ -42,7 +43,7 @@ def _direction(name: str, effect: pd.DataFrame) -> dict[str, Any]:
     up, down = steps[steps > 0].sum(), -steps[steps < 0].sum()
     low, high = points[mean.argmin()], points[mean.argmax()]
     ends = [points[0], points[-1]]
-    if not low[3] < high[2]:
+    if not high[1] - low[1] > np.hypot(high[1] - high[2], low[3] - low[1]):
         direction, ends = "no clear effect on its own", [low, high]
     elif min(up, down) > 0.05 * (high[1] - low[1]):
         direction, ends = "not monotone", [low, high]
@@ -121,7 +122,7 @@ def _effects(metrics: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     moved = f"the mean of '{metrics['target']}'" if metrics["classes"] is None else f"P({effects[0].get('class')})"
     moved = "the probability of the class that each moves most" if several else moved
-    lines = [f"on {moved}, all else as in the data, with {PROB:.0%} intervals"]
+    lines = [f"on {moved}, averaged over the rows fitted, with {PROB:.0%} intervals"]
     for effect in effects[:MAX_EFFECTS]:
         start, end = (
             f"{mean:.3g} ({lower:.3g} to {upper:.3g}) at {value:.4g}" for value, mean, lower, upper in effect["ends"]
@@ -144,7 +145,7 @@ def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list
     said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
     said = said or [f"nothing in any of {runs} runs"]
     split = any(shares.get(name, 0.0) <= 0.5 for name in selected)
-    kept = "the choice of one run, as the vote of all fits worse" if split else "what more than half choose"
+    kept = "what fits best of the vote, each run and forward selection" if split else "what more than half choose"
     hangs = "how much hangs on where a run starts, not on which rows there are"
     facts = [("how sure", f"{'; '.join(said)}: {hangs}; kept is {kept}")]
     dropped = [name for name, share in shares.items() if share > 0.5 and name not in selected]

@@ -271,3 +271,68 @@ def test_a_linear_model_is_kept_where_it_is_the_better_one(bent: bool) -> None:
     fitted = ps.SparseRegressor(**options(hidden=None, num_networks=2)).fit(X, y)
     assert fitted.hidden_ == ((20, 10) if bent else ()) and len(fitted.fits_) == (2 if bent else 1)
     assert fitted.selected_inputs_ == ([1] if bent else [1, 3])
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_where_no_input_helps_the_probabilities_are_the_shares(num_classes: int) -> None:
+    """Of rare classes too, which a slab about probabilities of one half would pull up."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2_000, 3)), np.zeros(2_000, int)
+    y[:4], y[4 : 4 + 500 * (num_classes - 2)] = 1, 2
+    fitted = ps.SparseClassifier(hidden=(), steps=200, num_runs=1, random_state=0).fit(x, y)
+    assert fitted.selected_inputs_ == []
+    assert np.allclose(fitted.predict_proba(x[:1])[0], np.bincount(y) / 2_000, rtol=0.02)
+
+
+def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ps.SparseRegressor(**options(hidden=(), steps=np.int8(100), device=torch.device("cpu"))).fit(X, X[:, 0])
+    first.save(tmp_path)  # numbers of NumPy and devices are written
+    second = ps.SparseRegressor(**options(hidden=())).fit(X, 100 * X[:, 1])
+    monkeypatch.setattr(second, "x_mean_", np.array([object()], dtype=object))
+    monkeypatch.setattr(estimators, "_plain", lambda value: value)
+    with pytest.raises((TypeError, ValueError)):
+        second.save(tmp_path)
+    monkeypatch.undo()
+    assert np.array_equal(ps.SparseRegressor.load(tmp_path).predict(NEW), first.predict(NEW))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array(["2021-01-01", "2022-01-01"], dtype="datetime64[D]"),
+        np.array(["a", "b"], dtype=object),
+        np.array([1, 5], dtype=np.int8),
+        np.array([1.0, 2.0], dtype=np.float32),
+    ],
+)
+def test_labels_of_a_loaded_classifier_are_those_saved(labels: Array, tmp_path: Path) -> None:
+    fitted = ps.SparseClassifier(**options(hidden=(), schedule=TINY)).fit(X, labels[(X[:, 0] > 0).astype(int)])
+    fitted.save(tmp_path)
+    found, expected = ps.SparseClassifier.load(tmp_path).predict(NEW), fitted.predict(NEW)
+    assert found.dtype == expected.dtype and np.array_equal(found, expected)
+
+
+def test_a_column_that_is_constant_but_for_digits_beyond_single_precision_is_not_used() -> None:
+    x = X.copy()
+    x[:, 2] = 1e13 + 500 * x[:, 1]
+    fitted = ps.SparseRegressor(**options(hidden=())).fit(x, x[:, 0] - x[:, 1] + 0.1 * RNG.normal(size=len(x)))
+    assert fitted.selected_inputs_ == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "message"),
+    [
+        ({"device": "gpu"}, lambda e: e.fit(X, X[:, 0]), "device must be one that PyTorch can use here, got 'gpu'"),
+        ({}, lambda e: e.fit(X, np.where(X[:, 0] > 0, "a", "b")), "y must hold numbers, got '.'; for classes"),
+        ({}, lambda e: e.fit(X, X[:, 0]).effects(X, num_points=1), "num_points must be a whole number >= 2, got 1"),
+        ({}, lambda e: e.fit(X, X[:, 0]).effects(X, num_rows=0), "num_rows must be a whole number >= 1, got 0"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_said(arguments: dict[str, Any], call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(ps.SparseRegressor(**options(hidden=(), schedule=TINY, **arguments)))
+
+
+def test_numbers_of_numpy_and_booleans_are_numbers() -> None:
+    made = ps.SparseRegressor(**options(hidden=(), schedule=TINY, batch_size=np.int32(20)))
+    assert np.isfinite(made.fit(X, X[:, 0] > 0).predict(NEW)).all()

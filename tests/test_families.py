@@ -454,7 +454,7 @@ RESPONSES = {"normal": REAL, "heteroscedastic": REAL, "bernoulli": BINARY, "cate
 def test_a_regression_model_has_the_law_it_says(family: str) -> None:
     torch.manual_seed(0)
     net = ps.SparseNet([3, 4, outputs_of(family)])
-    offset = 0.0 if family == "categorical" else 0.4
+    offset: Any = [0.3, -0.2, 0.5] if family == "categorical" else 0.4
     model = ps.regression_model(net, N, family, min_scale=0.2, offset=offset)
     values = dict(net.named_parameters()) | {"sigma_above_floor": torch.tensor(0.5)}
     f = net(X)
@@ -471,7 +471,8 @@ def test_a_regression_model_has_the_law_it_says(family: str) -> None:
     elif family == "bernoulli":
         right = torch.log(torch.where(y == 1, 1.0, 0.0) + (1 - 2 * y) / (1 + torch.exp(offset + f[:, 0])))
     elif family == "categorical":
-        right = (f.exp() / f.exp().sum(1, keepdim=True))[torch.arange(N), y].log()
+        odds = (f + torch.tensor(offset)).exp()
+        right = (odds / odds.sum(1, keepdim=True))[torch.arange(N), y].log()
     else:
         right = torch.from_numpy(stats.poisson.logpmf(y, torch.exp(offset + f[:, 0]).detach()))
     assert np.allclose(value.detach(), right.detach(), atol=1e-5)
@@ -500,7 +501,9 @@ def test_every_family_goes_through_the_four_verbs_by_batches(family: str) -> Non
         ({"min_scale": float("nan")}, "min_scale must be > 0, got nan"),
         ({"family": "heteroscedastic", "min_scale": 1.0}, r"min_scale must lie in \(0, 1\), got 1.0"),
         ({"offset": float("inf")}, "offset must be finite, got inf"),
-        ({"family": "categorical", "offset": 1.0}, "offset must be 0 for the categorical family, got 1.0"),
+        ({"family": "categorical", "offset": 1.0}, "offset must list a number for each class for the categorical"),
+        ({"offset": [1.0, 2.0]}, r"offset must be one number for the normal family, got \[1.0, 2.0\]"),
+        ({"family": "categorical", "offset": [0.0, float("nan")]}, "offset must be finite, got"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -46,12 +46,34 @@ def test_forward_selection_is_the_best_subset_of_orthogonal_inputs() -> None:
         def criterion(subset: tuple[int, ...], x: Array = x, y: Array = y) -> float:
             left = y - x[:, subset] @ (x[:, subset].T @ y) / 40
             k = len(subset)
-            return 20 * math.log(float(np.mean(left**2))) + 0.5 * k * math.log(40) + math.log(math.comb(6, k))
+            share = float(np.mean(left**2) / np.mean(y**2))
+            return 0.5 * (39 - k) * math.log(share) + 0.5 * k * math.log(40) + math.log(math.comb(6, k))
 
         best = min(subsets, key=criterion)
         (found,) = _forward_selection(x, y[:, None])
         assert tuple(np.flatnonzero(found)) == best
         assert np.allclose(found[list(best)], x[:, best].T @ y / 40)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5, 1.0])
+def test_with_many_more_inputs_than_rows_a_third_of_the_rows_is_not_fitted_to_noise(noise: float) -> None:
+    for seed in range(5):
+        rng = np.random.RandomState(seed)
+        x = rng.standard_normal((50, 1_000))
+        y = x[:, 0] + x[:, 1] + noise * rng.standard_normal(50)
+        (found,) = _forward_selection(x - x.mean(0), (y - y.mean())[:, None])
+        assert np.count_nonzero(found) <= 3
+        if noise < 1:
+            assert set(np.flatnonzero(found)) >= {0, 1}
+
+
+def test_a_small_effect_under_the_floor_of_the_noise_scale_is_kept() -> None:
+    rng = np.random.RandomState(0)
+    x = rng.standard_normal((200, 6))
+    y = x[:, 0] + 0.02 * x[:, 1] + 0.001 * rng.standard_normal(200)
+    fitted = ps.SparseRegressor(hidden=(), steps=500, num_runs=1, random_state=0).fit(x, y)
+    assert fitted.selected_inputs_ == [0, 1]
+    assert fitted.noise_scale_ == pytest.approx(0.001, rel=0.3)
 
 
 def test_forward_selection_of_noise_of_copies_and_of_few_rows() -> None:

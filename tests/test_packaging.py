@@ -22,6 +22,7 @@ FOLDERS = {"models": "pyro_sparse.models", "inference": "pyro_sparse.inference",
 ORDER = {
     "models": ["spike_slab", "annealed", "defaults", "layers", "glm", "resnet"],
     "inference": [
+        "warning",
         "layout",
         "minibatch",
         "inspection",
