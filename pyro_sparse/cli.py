@@ -103,7 +103,7 @@ def predict(
     with one_line_errors():
         table, dropped, notes = _predictions(folder, data, prob, threads)
         if dropped:
-            typer.echo(f"{dropped} rows with blanks are left out", err=True)
+            typer.echo(f"left out for blanks: {dropped} row{'s' * (dropped != 1)}", err=True)
         for note in notes:
             typer.echo(f"Note: {note}", err=True)
         if out is None:

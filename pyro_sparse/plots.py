@@ -110,7 +110,10 @@ def plot_annealing(run: Run) -> "Figure":
     axes["loss"].set_ylabel("mean loss of a batch\n(nats a row)")
     axes["loss"].set_ylim(_robust_limits(run.history["loss"].values))
     axes["kept"].set_ylabel("weights above the\nfinal threshold")
-    axes["kept"].set_yscale("symlog", linthresh=10)
+    if run.history["num_kept"].max() > 20:
+        axes["kept"].set_yscale("symlog", linthresh=10)
+    else:
+        axes["kept"].yaxis.get_major_locator().set_params(integer=True)
     axes["kept"].set_ylim(bottom=0)
     axes["kept"].set_xlabel("step")
     axes["loss"].set_xticklabels([])

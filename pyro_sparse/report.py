@@ -209,6 +209,11 @@ def pictures(study: Study) -> dict[str, Any]:
             drawn["calibration.png"] = plots.plot_calibration(probabilities, observed, estimator.classes_)
         else:
             drawn["intervals.png"] = plots.plot_intervals(study.predictions, observed, PROB, target)
+    networks = len(estimator.fits_)
+    for name in ("annealing.png", "network.png"):
+        figure = drawn[name]
+        if networks > 1 and figure is not None:
+            figure.suptitle(f"one of the {networks} networks that are averaged, which may differ", fontsize=9)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

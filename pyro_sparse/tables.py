@@ -249,7 +249,9 @@ def select_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
     names = [column.name for column in encoding.columns]
     missing = [name for name in names if name not in frame.columns]
     if missing:
-        raise ValueError(f"column {listed(missing)} of the fit is missing; the columns are {listed(frame.columns)}")
+        raise ValueError(
+            f"columns of the fit must be there, missing {listed(missing)}; the columns are {listed(frame.columns)}"
+        )
     return frame[names]
 
 

@@ -181,7 +181,7 @@ def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, st
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.drop(columns="size"), "column 'size' of the fit is missing"),
+        (lambda f: f.drop(columns="size"), "columns of the fit must be there, missing 'size'"),
         (lambda f: f.assign(colour="pink"), "column 'colour' has the unknown level 'pink' in row 1"),
         (lambda f: f.assign(size="big"), "column 'size' must hold finite numbers, got 'big' in row 1"),
         (lambda f: f.assign(size=np.nan), "has no row without blanks"),

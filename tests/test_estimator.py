@@ -305,7 +305,7 @@ def test_a_learning_rate_too_large_for_the_data_is_lowered_and_said(monkeypatch:
     y = x[:, 0] + 0.01 * rng.randn(60)
     schedule = ps.PriorAnnealing(30, 30, 60, 100, learning_rate=0.1)
     monkeypatch.setattr("pyro_sparse.estimators.default_schedule", lambda num_data, steps: schedule)
-    with pytest.warns(UserWarning, match="starting again with learning_rate 0.033"):
+    with pytest.warns(UserWarning, match="diverged at learning_rate 0.1, .* starting again with 0.033"):
         fitted = ps.SparseRegressor(hidden=(20, 10), num_runs=1, num_networks=1, random_state=0).fit(x, y)
     assert fitted.run_.schedule.learning_rate < 0.1 and np.isfinite(fitted.predict_interval(x)).all()
     with pytest.raises(ps.NonFiniteError, match="lower learning_rate"):

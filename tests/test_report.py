@@ -153,7 +153,8 @@ def effect(means: list[float], half: float = 0.1, **more: Any) -> pd.DataFrame:
         ([0, 1], "rises", [0, 1]),
         ([0, 2, 1], "not monotone", [0, 2]),
         ([1, 0, 3, 2.5], "not monotone", [0, 3]),
-        ([1, 1.1, 1.15], "no clear effect on its own", [1, 1.15]),
+        ([1, 1.15, 1.145], "rises", [1, 1.145]),  # their difference of .15 exceeds the root of .1² + .1²
+        ([1, 1.1, 1.13], "no clear effect on its own", [1, 1.13]),
     ],
 )
 def test_direction_of_an_effect(means: list[float], direction: str, ends: list[float]) -> None:
@@ -216,13 +217,15 @@ def test_summary_says_which_way_and_how_sure() -> None:
     assert "model linear, 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100}, hidden=[])
     assert "one run says which inputs" in study(runs=1)
     assert "kept is what more than half choose" in text
-    assert "kept is the choice of one run" in study(selected_in_runs={"u": 1 / 3, "v": 0.0, "w": 0.0})
+    assert "kept is what fits best of the vote, each run and forward selection" in study(
+        selected_in_runs={"u": 1 / 3, "v": 0.0, "w": 0.0}
+    )
 
 
 def test_summary_of_classes_names_the_one_that_moves() -> None:
     parts = [effect([1, 0], **{"class": "no"}), effect([0, 1], **{"class": "yes"})]
     moved = study(classes={"no": 50, "yes": 30}, effects=directions(pd.concat(parts)), family="normal")
-    assert "on P(yes), all else" in moved and "u: rises from 0" in moved
+    assert "on P(yes), averaged" in moved and "u: rises from 0" in moved
     parts.append(effect([0.5, 0.5], **{"class": "maybe"}))
     moved = study(classes={"maybe": 1, "no": 50, "yes": 30}, effects=directions(pd.concat(parts)), family="normal")
     assert "u: P(no) falls from 1" in moved
