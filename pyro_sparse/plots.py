@@ -98,6 +98,8 @@ def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
 @_styled
 def plot_annealing(run: Run) -> "Figure":
     """Loss and kept weights on the whole way, one line a chain, with the phases of the schedule."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = _figure(7.5, 4.6, [["loss"], ["kept"]])
     steps = run.history["step"].values
     for panel, name in ((axes["loss"], "loss"), (axes["kept"], "num_kept")):
@@ -113,7 +115,7 @@ def plot_annealing(run: Run) -> "Figure":
     if run.history["num_kept"].max() > 20:
         axes["kept"].set_yscale("symlog", linthresh=10)
     else:
-        axes["kept"].yaxis.get_major_locator().set_params(integer=True)
+        axes["kept"].yaxis.set_major_locator(MaxNLocator(integer=True))
     axes["kept"].set_ylim(bottom=0)
     axes["kept"].set_xlabel("step")
     axes["loss"].set_xticklabels([])

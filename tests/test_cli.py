@@ -173,7 +173,7 @@ def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, st
         result = command("predict", folder, data, f"--prob={prob}")
         lines = [line.split() for line in result.stdout.splitlines()]
         assert [line[0] for line in lines[1:]] == ["1", "3"]
-        assert "1 rows with blanks" in result.stderr
+        assert "left out for blanks: 1 row" in result.stderr
         widths.append(float(lines[1][5]) - float(lines[1][4]))
     assert widths[1] > 3 * widths[0] > 0
 

@@ -93,7 +93,7 @@ def test_a_model_that_draws_random_numbers_or_runs_eagerly_is_not_compiled(
 def test_it_is_compiled_by_the_counts_of_steps_and_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not repays_compiling(ps.PriorAnnealing().num_steps, 2_252)  # the README's model
     assert repays_compiling(ps.PriorAnnealing.paper_regression().num_steps, 2_252)
-    assert not repays_compiling(500, 2_100_000) and repays_compiling(1_000, 2_100_000)
+    assert not repays_compiling(400, 2_100_000) and repays_compiling(1_000, 2_100_000)
     asked: list[tuple[int, int]] = []
 
     def ask(num_steps: int, num_coordinates: int) -> bool:
