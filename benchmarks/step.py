@@ -307,14 +307,19 @@ def picture(rows: list[Row]) -> None:
     import matplotlib.pyplot as plt
 
     steps = [row for row in rows if row["kind"] == "step" and not row["method"].startswith("part")]
-    grown = [row for row in rows if row["kind"] == "growth" and row["rows"] == NUM_ROWS]
+    grown = list(
+        {row["num_weights"]: row for row in rows if row["kind"] == "growth" and row["rows"] == NUM_ROWS}.values()
+    )
     if not steps or not grown:
         return
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     first = [row for row in steps if row["sizes"] == steps[0]["sizes"]][::-1]
     colours = ["C1" if row["method"].startswith("ours") else "0.6" for row in first]
-    left.barh([row["method"] for row in first], [row["milliseconds"] for row in first], color=colours)
-    left.set(xscale="log", xlabel="milliseconds a step", title=steps[0]["sizes"])
+    bars = left.barh([row["method"] for row in first], [row["milliseconds"] for row in first], color=colours)
+    left.bar_label(bars, fmt="%.2g", padding=3)
+    left.set(xlabel="milliseconds a step", title=steps[0]["sizes"])
+    left.spines[["top", "right"]].set_visible(False)
+    right.spines[["top", "right"]].set_visible(False)
     weights = [row["num_weights"] for row in grown]
     right.loglog(weights, [row["milliseconds"] for row in grown], "C1o-", label="ours, traced")
     last = grown[-1]["milliseconds"] / weights[-1]
