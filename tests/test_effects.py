@@ -130,3 +130,26 @@ def test_bad_arguments_are_named(column: int, values: list[float], prob: float, 
     fit, x, _ = linear_fit()
     with pytest.raises(ValueError, match=message):
         ps.partial_dependence(fit, x, column, values, prob)
+
+
+@pytest.mark.parametrize("own_size", [False, True])
+def test_the_gradient_of_an_average_is_the_average_of_gradients(own_size: bool) -> None:
+    """Also for a model with a batch size of its own, whose last block is padded."""
+    x = torch.as_tensor(X[:120], dtype=torch.float32)
+    law = ps.SpikeSlab(0.5, 0.3, 1.0, 0.5).expand([4]).to_event(1)
+
+    def model(x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        weights = pyro.sample("weights", law)
+        with pyro.plate("data", len(x), subsample_size=40 if own_size else len(x)) as rows:
+            batch = rows if own_size else slice(None)
+            mean = (x[batch] @ weights).tanh()
+            return pyro.sample("y", dist.Normal(mean, 0.5), obs=None if y is None else y[batch])
+
+    schedule = ps.PriorAnnealing(20, 1, 1, 1, learning_rate=1e-2)
+    run = ps.anneal(model, (x, x[:, 0] / 5), schedule, num_draws=1, progress=False)
+    fit = ps.refit(run, ps.select(run))
+    new = (x[:50].to(fit.free.dtype),)
+    mean, gradient = fit.average(fit.mean, new)
+    assert torch.allclose(mean, fit.evaluate(fit.mean, new).mean(0), atol=1e-6)
+    assert torch.allclose(gradient, fit.jacobian(fit.mean, new).mean(0), atol=1e-5)
+    assert float(gradient.abs().max()) > 0.01
