@@ -76,7 +76,7 @@ class Experiment:
     def regressor(self) -> ps.SparseRegressor:
         """SparseRegressor on the training rows."""
         train = self.data.train
-        return ps.SparseRegressor(steps=int(20_000 * self.effort), random_state=self.seed).fit(train.x, train.y)
+        return ps.SparseRegressor(steps=int(10_000 * self.effort), random_state=self.seed).fit(train.x, train.y)
 
     def bvm(self) -> Intervals:
         """Theorem 2.2 and section A.4."""
@@ -102,7 +102,7 @@ class Experiment:
             torch.manual_seed(self.seed)
             model = ps.normal_regression(ps.SparseNet([len(kept), *self.regressor.hidden_, 1]), len(y))
         steps = max(10, int(SAMPLE_STEPS * self.effort))
-        schedule = replace(default_schedule(len(y), int(20_000 * self.effort)), cool_steps=0, sample_steps=steps)
+        schedule = replace(default_schedule(len(y), int(10_000 * self.effort)), cool_steps=0, sample_steps=steps)
         rows = (tensor(x), torch.as_tensor((y - level) / scale, dtype=torch.float32))
         batch, num_draws = min(500, len(y)), min(100, steps)
         run = ps.anneal(model, rows, schedule, batch, num_draws=num_draws, seed=self.seed, progress=False)

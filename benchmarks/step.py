@@ -31,6 +31,7 @@ from pyro_sparse.inference import sampler
 from pyro_sparse.inference.inspection import inspect, start
 from pyro_sparse.inference.minibatch import Batches, Noise
 from pyro_sparse.inference.potential import Potential
+from pyro_sparse.inference.step import Step
 
 OUTPUT = RESULTS / "step.jsonl"
 NUM_ROWS, BATCH = 10_000, 500
@@ -192,9 +193,9 @@ def ours(
     bar, run_chains = Bar(num_steps), sampler._run_chains
     schedule = ps.PriorAnnealing(0, 20_000, 1, 1, learning_rate=RATE, friction=FRICTION, temperature=temperature)
 
-    def checked(potential: Potential, *arguments: Any) -> Any:
-        assert potential.kind == ("compiled" if compiling else "traced"), potential.kind
-        return run_chains(potential, *arguments)
+    def checked(step: Step, *arguments: Any) -> Any:
+        assert step.kind == ("compiled" if compiling else "traced"), step.kind
+        return run_chains(step, *arguments)
 
     choice = mock.patch.object(sampler, "repays_compiling", lambda num_steps, num_coordinates: compiling)
     watched = mock.patch.object(sampler, "_run_chains", checked)
@@ -223,8 +224,9 @@ def _parts(problem: Problem, num_steps: int) -> Iterator[tuple[str, list[float]]
     law = ps.SpikeSlab(1e-4, 0.01, 1.0, 0.1)
     yield "part: prior", timed(lambda n: torch.autograd.grad(law.log_prob(weights).sum(), weights), num_steps)
     position, momentum = weights.detach().clone(), torch.zeros_like(weights)
-    gradient, noise = torch.randn_like(position), Noise(0, 0, position.device)
-    yield "part: noise", timed(lambda n: noise(n, position), num_steps)
+    gradient, normals = torch.randn_like(position), torch.empty_like(position)
+    noise = Noise(0, 0, position.device)
+    yield "part: noise", timed(lambda n: noise(n, normals), num_steps)
 
     def update(number: int) -> None:
         momentum.mul_(1 - FRICTION).add_(gradient, alpha=-RATE).add_(gradient, alpha=1e-6)

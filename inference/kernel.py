@@ -100,7 +100,7 @@ class SGHMC(MCMCKernel):
 
     def sample(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``num_steps`` steps from ``params``, unconstrained values by site; the momentum is carried along."""
-        self._state.position.copy_(self._flat(params))
+        self._state = self._state._replace(position=self._flat(params))
         for _ in range(self.num_steps):
             position = self._state.position
             evaluation = self._potential(position, self._tempering, self._batches(self._step))
@@ -109,7 +109,7 @@ class SGHMC(MCMCKernel):
                 raise ArithmeticError(
                     f"the gradient became NaN or infinite at step {self._step}: lower step_size ({self.step_size:g})"
                 )
-            noise = self._noise(self._step, position) if self.temperature > 0 else None
+            noise = self._noise(self._step, torch.empty_like(position)) if self.temperature > 0 else None
             self._state = sghmc.step(self._state, evaluation.mean_gradient, noise, self._controls, self._spec.num_data)
             self._step += 1
         return {site.name: part.clone() for site, part in self._layout.parts(self._state.position)}

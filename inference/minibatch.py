@@ -13,15 +13,15 @@ def stream(seed: int, chain: int, purpose: str) -> int:
 
 
 class Noise:
-    """Standard normals of one chain: ``noise(step, like)``."""
+    """Standard normals of one chain: ``noise(step, out)`` fills ``out``."""
 
     def __init__(self, seed: int, chain: int, device: torch.device) -> None:
         self._start = stream(seed, chain, "noise")
         self._generator = torch.Generator(device)
 
-    def __call__(self, step: int, like: Tensor) -> Tensor:
+    def __call__(self, step: int, out: Tensor) -> Tensor:
         self._generator.manual_seed((self._start + step) % 2**32)
-        return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=self._generator)
+        return out.normal_(generator=self._generator)
 
 
 class Batches:
@@ -53,6 +53,8 @@ class Batches:
         epoch, number = divmod(step, self.num_data // self.batch_size)
         if epoch != self._epoch:
             self._generator.manual_seed((self._start + epoch) % 2**32)
-            self._order = torch.randperm(self.num_data, generator=self._generator).to(self._device)
+            order = torch.randperm(self.num_data, generator=self._generator)
+            pinned = order.pin_memory() if self._device.type == "cuda" else order  # the copy then waits for nothing
+            self._order = pinned.to(self._device, non_blocking=True)
             self._epoch = epoch
         return self._order[number * self.batch_size : (number + 1) * self.batch_size]

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_sparse.inference.inspection import Node, Specification, rows
-from pyro_sparse.inference.program import Program, compiled, is_random, tidied
+from pyro_sparse.inference.program import Program, is_random, tidied
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models import layers
 from pyro_sparse.models.annealed import annealed, find_spike_slab
@@ -107,7 +107,7 @@ class Potential:
     ) -> None:
         self.spec = spec
         self.reason: str | None = None
-        self._program: Program = self._eager
+        self.program: Program = self._eager
         self._random = True
         if position is not None and indices is not None:
             self._trace(position, indices)
@@ -120,14 +120,14 @@ class Potential:
             with _quiet(), _same_random_numbers(position):
                 graph = make_fx(self._eager)(*example)
         except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
-            self.reason = f"it cannot be traced: {_first_line(error)}"
+            self.reason = f"it cannot be traced: {first_line(error)}"
         else:
             graph = tidied(graph)
             self._random = any(is_random(node) for node in graph.graph.nodes)
-            self._program = graph
+            self.program = graph
             self.reason = self._difference(graph, position, indices)
         if self.reason is not None:
-            self._program, self._random = self._eager, True
+            self.program, self._random = self._eager, True
             warn(f"the model is run eagerly, several times slower, as {self.reason}")
 
     def of_chains(self, positions: Tensor, indices: tuple[Tensor, Tensor]) -> "Potential | None":
@@ -145,46 +145,24 @@ class Potential:
         in_dims = (0, None, None, None, 0 if by_chain else None, *data)
         try:
             with _quiet(), torch.no_grad():
-                graph = make_fx(torch.func.vmap(self._program, in_dims))(*arguments)
-            several._program = tidied(graph)
-            nearby = _nearby(positions)
-            together = several(nearby, tempering, indices[1])
+                graph = make_fx(torch.func.vmap(self.program, in_dims))(*arguments)
+            several.program = tidied(graph)
+            moved = nearby(positions)
+            together = several(moved, tempering, indices[1])
         except Exception:  # an operation that has no form for several chains
             return None
-        alone = [self(z, tempering, i) for z, i in zip(nearby, indices[1].expand(len(nearby), -1), strict=True)]
-        same = _same_gradient(together.mean_gradient, torch.stack([one.mean_gradient for one in alone]))
+        alone = [self(z, tempering, i) for z, i in zip(moved, indices[1].expand(len(moved), -1), strict=True)]
+        same = agree(together.mean_gradient, torch.stack([one.mean_gradient for one in alone]))
         return several if same else None
-
-    def compiled(self, position: Tensor, indices: tuple[Tensor, Tensor]) -> "Potential":
-        """The same as PyTorch's compiler leaves it; unchanged, and said, where it cannot.
-
-        Unchanged as well where the model is run eagerly or draws random numbers, which the compiler would draw otherwise.
-        """
-        if not isinstance(self._program, torch.fx.GraphModule) or self._random:
-            return self
-        faster = copy.copy(self)
-        nearby, tempering = _nearby(position), self.tempering(0.25, 0.75, 0.125, position)
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the compiler about itself
-                faster._program = compiled(self._program, self._arguments(nearby, tempering, indices[0]))
-            found = faster(nearby, tempering, indices[1])
-        except Exception as error:  # no compiler on this machine, an operation that it does not know
-            warn(f"the model is run uncompiled, more slowly, as {_first_line(error)}")
-            return self
-        same = _same_gradient(found.mean_gradient, self(nearby, tempering, indices[1]).mean_gradient)
-        return faster if same else self
 
     @property
     def kind(self) -> str:
-        """How it is computed: "eager", "traced" or "compiled"."""
-        if self.reason is not None or self._program == self._eager:
-            return "eager"
-        return "traced" if isinstance(self._program, torch.fx.GraphModule) else "compiled"
+        """How it is computed: "eager" or "traced"."""
+        return "traced" if isinstance(self.program, torch.fx.GraphModule) else "eager"
 
     def __call__(self, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
         with torch.no_grad():
-            return self._run(self._program, position, tempering, indices)
+            return self._run(self.program, position, tempering, indices)
 
     @property
     def draws_random_numbers(self) -> bool:
@@ -200,10 +178,13 @@ class Potential:
         return Evaluation(gradient, potential, log_prob)
 
     def _arguments(self, position: Tensor, tempering: Tempering, indices: Tensor) -> tuple[Tensor, ...]:
+        return (position, *tempering, *self.inputs(indices))
+
+    def inputs(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The last arguments of the program: row numbers, and the model's own at those."""
         spec = self.spec
         whole = spec.subsamples_itself or spec.batch_size is None
-        data = spec.data if whole else tuple(_rows(d, indices) for d in spec.data)
-        return (position, *tempering, indices, *data)
+        return (indices, *(spec.data if whole else (_rows(d, indices) for d in spec.data)))
 
     def _eager(self, position: Tensor, power: Tensor, progress: Tensor, temperature: Tensor, *rest: Tensor) -> Any:
         tempering = Tempering(power, progress, temperature)
@@ -242,21 +223,21 @@ class Potential:
 
     def _difference(self, graph: Program, position: Tensor, indices: tuple[Tensor, Tensor]) -> str | None:
         controls = [self.tempering(0.25, 0.75, 0.125, position), self.tempering(1.0, 1.0, 0.0, position)]
-        tolerance, nearby = _tolerance(position), _nearby(position)
+        tolerance, moved = _tolerance(position), nearby(position)
         for batch, tempering in zip(indices, controls, strict=True):
             with _same_random_numbers(position), _quiet(), torch.no_grad():
-                eager = self._run(self._eager, nearby, tempering, batch)
+                eager = self._run(self._eager, moved, tempering, batch)
             with _same_random_numbers(position), torch.no_grad():
-                traced = self._run(graph, nearby, tempering, batch)
+                traced = self._run(graph, moved, tempering, batch)
             for name, expected in eager.log_prob.items():
                 if not torch.allclose(traced.log_prob[name], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
                     return f"the traced program differs from it at site '{name}'"
-            if not _same_gradient(traced.mean_gradient, eager.mean_gradient):
+            if not agree(traced.mean_gradient, eager.mean_gradient):
                 return "the gradient of the traced program differs from it"
         return None
 
 
-def _nearby(position: Tensor) -> Tensor:
+def nearby(position: Tensor) -> Tensor:
     """Away from the start, where weights of zero and equal units could hide a difference."""
     return position + 0.01 * torch.linspace(-1, 1, position.numel()).to(position).view_as(position)
 
@@ -265,7 +246,7 @@ def _tolerance(like: Tensor) -> float:
     return max(1e3 * torch.finfo(like.dtype).eps, 1e-10)
 
 
-def _same_gradient(found: Tensor, expected: Tensor) -> bool:
+def agree(found: Tensor, expected: Tensor) -> bool:
     tolerance = _tolerance(expected)
     scale = float((expected.abs().max() * tolerance).nan_to_num(0.0, 0.0))
     return torch.allclose(found, expected, tolerance, scale, equal_nan=True)
@@ -342,7 +323,7 @@ class _same_random_numbers:
         self._fork.__exit__(*error)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0] if lines else ''}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_MODEL)]

@@ -1,12 +1,13 @@
 """A traced program made short, and compiled where a run is long enough to repay it."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
-from torch.utils import _pytree
 
 Program = Callable[..., Any]
 
@@ -122,15 +123,19 @@ def repays_compiling(num_steps: int, num_coordinates: int) -> bool:
     return num_steps * (4e-4 + 2e-8 * num_coordinates) > 20
 
 
-def compiled(program: torch.fx.GraphModule, arguments: tuple[Any, ...]) -> Program:
-    """The same program as PyTorch's compiler leaves it, for arguments of these shapes.
+def compiled(function: Program, arguments: tuple[Any, ...]) -> Program:
+    """The function as PyTorch's compiler leaves it, for arguments of these shapes. Arrays that it writes over are written over.
 
     Raises:
         Exception: whatever a missing or failing compiler raises.
     """
-    flat = torch.fx.Graph()
-    leaves, form = _pytree.tree_flatten(flat.graph_copy(program.graph, {}))
-    flat.output(tuple(leaves))
-    run = torch.compile(torch.fx.GraphModule(program, flat), fullgraph=True, dynamic=False)
-    run(*arguments)  # it compiles on the first call
-    return lambda *arguments: _pytree.tree_unflatten(run(*arguments), form)
+    from torch import _inductor  # two seconds, which only a long run need spend
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler about itself
+        graph = make_fx(function)(*arguments)
+        # Handed to the compiler as it is: what torch.compile would put around it to watch for other shapes costs a fifth of a
+        # small step. Its patterns would add a prior's gradient inside the product that yields the network's: two passes more.
+        run: Program = _inductor.compile(graph, list(arguments), options={"pattern_matcher": False})
+        run(*arguments)
+    return run

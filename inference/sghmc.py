@@ -31,20 +31,20 @@ def init(position: Tensor) -> State:
 
 
 def step(state: State, mean_gradient: Tensor, noise: Tensor | None, controls: Controls, num_data: int) -> State:
-    """The state after one step, updated in place.
+    """The state after one step.
 
     Args:
         mean_gradient: gradient of U / N at the position.
         noise: standard normals of the position's shape; None at temperature 0.
+        controls: numbers, or tensors of no dimension.
     """
-    position, momentum = state
-    momentum.mul_(1 - controls.friction).add_(mean_gradient, alpha=-controls.learning_rate)
+    momentum = (1 - controls.friction) * state.momentum - controls.learning_rate * mean_gradient
     if noise is not None:
-        momentum.add_(noise, alpha=noise_scale(controls, num_data))
-    position.add_(momentum)
-    return state
+        momentum = momentum + noise_scale(controls, num_data) * noise
+    return State(state.position + momentum, momentum)
 
 
 def noise_scale(controls: Controls, num_data: int) -> float:
     """Standard deviation of the noise of one step: sqrt(2 alpha epsilon tau)."""
-    return math.sqrt(2 * controls.friction * controls.learning_rate / num_data * controls.temperature)
+    variance = 2 * controls.friction * controls.learning_rate / num_data * controls.temperature
+    return math.sqrt(variance) if isinstance(variance, float) else variance**0.5

@@ -9,7 +9,7 @@ _HOME = {
     "SGHMC": "inference.kernel",
     "Controls": "inference.schedule",
     "Fit": "inference.refit",
-    "NonFiniteError": "inference.sampler",
+    "NonFiniteError": "inference.step",
     "PriorAnnealing": "inference.schedule",
     "Run": "inference.sampler",
     "SparseClassifier": "estimators",
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from pyro_sparse.inference.prediction import predict as predict
     from pyro_sparse.inference.refit import Fit as Fit
     from pyro_sparse.inference.refit import refit as refit
-    from pyro_sparse.inference.sampler import NonFiniteError as NonFiniteError
     from pyro_sparse.inference.sampler import Run as Run
     from pyro_sparse.inference.sampler import anneal as anneal
     from pyro_sparse.inference.schedule import Controls as Controls
     from pyro_sparse.inference.schedule import PriorAnnealing as PriorAnnealing
     from pyro_sparse.inference.selection import mipp as mipp
     from pyro_sparse.inference.selection import select as select
+    from pyro_sparse.inference.step import NonFiniteError as NonFiniteError
     from pyro_sparse.inference.structure import Structure as Structure
     from pyro_sparse.inference.trace import to_arviz as to_arviz
     from pyro_sparse.models.annealed import annealed as annealed

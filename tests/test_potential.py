@@ -129,7 +129,7 @@ def test_the_traced_program_is_the_eager_model(name: str) -> None:
         position = somewhere(potential, seed)
         rows = torch.randperm(len(data[0]))[: potential.spec.batch_size]
         arguments = (position, potential.tempering(*controls, position), rows)
-        traced, eager = (potential._run(program, *arguments) for program in (potential._program, potential._eager))
+        traced, eager = (potential._run(program, *arguments) for program in (potential.program, potential._eager))
         assert traced.log_prob.keys() == eager.log_prob.keys()
         assert all(float(traced.log_prob[n]) == pytest.approx(float(v), rel=1e-12) for n, v in eager.log_prob.items())
         assert torch.allclose(traced.mean_gradient, eager.mean_gradient, rtol=1e-12, atol=1e-14)

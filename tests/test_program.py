@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_sparse as ps
-from pyro_sparse.inference import potential as potentials
 from pyro_sparse.inference import sampler
+from pyro_sparse.inference import step as steps
 from pyro_sparse.inference.program import repays_compiling
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ def test_without_a_compiler_the_traced_program_runs_and_says_so_once(monkeypatch
         raise RuntimeError("no working C++ compiler found")
 
     traced = annealed(monkeypatch, False, num_chains=2)
-    monkeypatch.setattr(potentials, "compiled", missing)
+    monkeypatch.setattr(steps, "compiled", missing)
     with pytest.warns(UserWarning, match="run uncompiled, more slowly, as RuntimeError: no working C") as caught:
         run = annealed(monkeypatch, True, num_chains=2)
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -54,15 +54,16 @@ def test_without_a_compiler_the_traced_program_runs_and_says_so_once(monkeypatch
 
 
 def test_a_compiled_program_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(program: Any, arguments: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            gradient, rest = program(*arguments)
-            return 1.01 * gradient, rest
+    def wrong(function: Any, arguments: Any) -> Any:
+        def run(position: Tensor, momentum: Tensor, *arguments: Any) -> Any:
+            found = function(position, momentum, *arguments)
+            momentum *= 1.01
+            return found
 
         return run
 
     traced = annealed(monkeypatch, False)
-    monkeypatch.setattr(potentials, "compiled", wrong)
+    monkeypatch.setattr(steps, "compiled", wrong)
     run = annealed(monkeypatch, True)
     assert run.trace.attrs["program"] == "traced" and torch.equal(run.draws, traced.draws)
 
@@ -83,7 +84,7 @@ def test_a_model_that_draws_random_numbers_or_runs_eagerly_is_not_compiled(
     def never(*arguments: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(potentials, "compiled", never)
+    monkeypatch.setattr(steps, "compiled", never)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the model is run eagerly")
         run = annealed(monkeypatch, True, model)

@@ -16,7 +16,7 @@ from rivals.networks import BATCH, batches, name_of, network, predictor, tensors
 from torch import Tensor, nn
 
 HIDDEN = (20, 10)
-PENALTIES = (0.006, 0.008, 0.011, 0.015, 0.02, 0.027, 0.036, 0.05)
+PENALTIES = (0.003, 0.0042, 0.006, 0.008, 0.011, 0.015, 0.02, 0.03)
 MIX, RIDGE = 0.5, 1e-4
 LEARNING_RATE, MOMENTUM = 2e-2, 0.9  # the rate falls linearly to 0 along each fit, so that its noise dies out
 FIRST_STEPS, STEPS = 20_000, 5_000
