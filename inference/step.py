@@ -327,6 +327,11 @@ class GraphStep(Step):
         return super().losses()
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Whether work of the device can be captured and replayed."""
+    return device.type == "cuda"
+
+
 def captured(call: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """What the call does, as a CUDA graph; it is run a few times first, as PyTorch asks for."""
     with torch.cuda.device(device):
@@ -376,7 +381,7 @@ def step_maker(
             move = compiled(move, (*counters, *map(torch.clone, example.state), *example.arguments(0)[2:]))
         return maker(f"{kind} as a CUDA graph", GraphStep, move)
 
-    on_card = start.device.type == "cuda"
+    on_card = has_graphs(start.device)
     ways: list[tuple[str, Callable[[], Maker]]] = []
     if compiling:
         ways.append(("uncompiled", (lambda: graph(True)) if on_card else compiled_program))
