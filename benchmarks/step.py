@@ -10,15 +10,18 @@ rows. The methods: plain PyTorch (``SGD``: torch.optim.SGD; ``foreach``: torch.a
 both without prior or noise; ``eager Pyro``, the gradient alone, which handlers compute afresh each step; ``posteriors``,
 SGHMC of that package; ``published shape``, a loop over tensors with the prior's gradient, noise and update of each; ours, the
 steps of ``anneal`` between two calls of its progress bar, traced and compiled. Parts are timed alone: the pass through the
-network, the prior's gradient, noise, update.
+network, the prior's gradient, noise, update. Compiling is timed with an empty cache; the memory is the peak of a process that
+does nothing else, less what it has before the first step.
 """
 
 import argparse
 import itertools
+import multiprocessing
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,7 +34,7 @@ from pyro_sparse.inference import sampler
 from pyro_sparse.inference.inspection import inspect, start
 from pyro_sparse.inference.minibatch import Batches, Noise
 from pyro_sparse.inference.potential import Potential
-from pyro_sparse.inference.step import Step
+from pyro_sparse.inference.step import Step, Table, step_maker
 
 OUTPUT = RESULTS / "step.jsonl"
 NUM_ROWS, BATCH = 10_000, 500
@@ -42,18 +45,29 @@ WIDTHS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 class Problem:
     """One network, its data and its batches."""
 
-    def __init__(self, sizes: list[int], num_rows: int = NUM_ROWS, batch: int = BATCH) -> None:
+    def __init__(
+        self, sizes: list[int], num_rows: int = NUM_ROWS, batch: int = BATCH, like: Tensor | None = None
+    ) -> None:
         torch.manual_seed(0)
+        self.like = torch.empty(0) if like is None else like
         self.sizes, self.num_rows, self.batch = sizes, num_rows, batch
-        self.x, self.y = torch.randn(num_rows, sizes[0]), torch.randn(num_rows)
-        self.order = torch.randperm(num_rows)
+        self.x, self.y = torch.randn(num_rows, sizes[0]).to(self.like), torch.randn(num_rows).to(self.like)
+        self.order = torch.randperm(num_rows).to(self.like.device)
 
     def net(self) -> ps.SparseNet:
         torch.manual_seed(0)
-        return ps.SparseNet(self.sizes)
+        return ps.SparseNet(self.sizes).to(self.like)
 
     def plain(self) -> nn.Module:
         return self.net().module
+
+    def potential(self) -> tuple[Potential, Tensor]:
+        """The traced potential of the model, and where its weights start."""
+        model = ps.normal_regression(self.net(), self.num_rows)
+        spec = inspect(model, (self.x, self.y), self.batch, 0)
+        position = start(spec, 0, 0, False)
+        batches = Batches(self.num_rows, self.batch, 0, 0, position.device)
+        return Potential(spec, position, (batches(0), batches(1))), position
 
     def rows(self, step: int) -> tuple[Tensor, Tensor]:
         first = step * self.batch % (self.num_rows - self.batch + 1)
@@ -263,10 +277,44 @@ def measure(sizes: list[int], rounds: int, seconds: float) -> None:
         for name, found in _parts(problem, num_steps):
             times.setdefault(name, []).extend(found)
     key = {"sizes": "-".join(map(str, sizes)), "num_weights": num_weights, "rows": NUM_ROWS, "batch": BATCH}
+    append_row(OUTPUT, {"kind": "compiling"} | key | {"seconds": compiling_seconds(problem)})
+    for name in ("SGD", "posteriors", "ours, compiled"):
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            row = {"method": name, "mebibytes": process.apply(peak_memory, (name, sizes))}
+        append_row(OUTPUT, {"kind": "memory"} | key | row)
     for name, found in times.items():
         quartiles = statistics.quantiles(found, n=4)
         row = {"method": name, "milliseconds": 1e3 * quartiles[1], "iqr": 1e3 * (quartiles[2] - quartiles[0])}
         append_row(OUTPUT, {"kind": "step"} | key | row | {"num_steps": len(found), "rounds": rounds}, "posteriors")
+
+
+def compiling_seconds(problem: Problem) -> float:
+    """What compiling adds to the start of a run, with nothing in the compiler's cache."""
+    from torch._inductor.utils import fresh_cache
+
+    potential, position = problem.potential()
+    table = Table(ps.PriorAnnealing(), position)
+    with fresh_cache():
+        begun = time.perf_counter()
+        make = step_maker(potential, table, position, 0, [0], compiling=True)
+        seconds = time.perf_counter() - begun
+    assert make(position, [0]).kind == "compiled"
+    return seconds
+
+
+def peak_memory(method: str, sizes: list[int]) -> float:
+    """Mebibytes that some steps of a method take beyond data and libraries; for a process of its own."""
+    torch.set_num_threads(1)
+    problem = Problem(sizes)
+    before = _peak()
+    METHODS[method](problem, 5)
+    return (_peak() - before) / 1024
+
+
+def _peak() -> int:
+    """Kibibytes (Linux). What getrusage has was inherited from the process that started this one."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def growth(rounds: int) -> None:
@@ -296,6 +344,14 @@ def table(rows: list[Row]) -> str:
         ]
         for name, row in found.items():
             lines.append(f"| {name} | {row['milliseconds']:.3g} | {row['milliseconds'] / plain:.2f} |")
+        lines.append("")
+        others = [row for row in rows if row["sizes"] == sizes and row["kind"] in ("compiling", "memory")]
+        saved = 1e-3 * (found["ours, traced"]["milliseconds"] - found["ours, compiled"]["milliseconds"])
+        seconds = [row["seconds"] for row in others if row["kind"] == "compiling"]
+        lines += [f"Compiling took {s:.0f} s and pays from {s / saved:,.0f} steps on." for s in seconds[-1:]]
+        peaks = {row["method"]: row["mebibytes"] for row in others if row["kind"] == "memory"}
+        if peaks:
+            lines.append("Peak memory: " + ", ".join(f"{name} {peak:,.0f} MiB" for name, peak in peaks.items()) + ".")
         lines.append("")
     grown = [row for row in rows if row["kind"] == "growth"]
     if grown:

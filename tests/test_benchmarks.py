@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,10 +206,23 @@ def test_every_script_can_be_imported(load: Any, monkeypatch: pytest.MonkeyPatch
     runpy.run_path(str(BENCHMARKS / script), run_name="imported")
 
 
-def test_the_script_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
-    script, output = BENCHMARKS / "gpu" / "regression.py", tmp_path / "rows.jsonl"
-    command = [sys.executable, str(script), "--smoke", "--device", "cpu", "--output", str(output)]
+def smoke(script: str, output: Path) -> list[dict[str, Any]]:
+    """The rows of a script for a card, run on the CPU."""
+    command = [sys.executable, str(BENCHMARKS / "gpu" / script), "--smoke", "--device", "cpu", "--output", str(output)]
     subprocess.run(command, check=True, capture_output=True)
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_the_regression_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
+    rows = smoke("regression.py", tmp_path / "rows.jsonl")
     assert [row["stage"] for row in rows] == ["reference", "step", "annealed", "done"]
     assert rows[0]["largest_difference"] < 1e-4 and rows[-1]["network"] == "20-30-10-5-1" and "mspe" in rows[-1]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="compiling on a CPU needs a C++ compiler")
+def test_the_step_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
+    rows = smoke("step.py", tmp_path / "rows.jsonl")
+    assert [row["kind"] for row in rows] == ["ceilings", "precision"] + 10 * ["step"]
+    assert rows[1]["float32"] < 1e-5 < rows[1]["bfloat16"] < 0.1
+    methods = ["SGD", "foreach", "plain", "graph", "compiled graph"]
+    assert [row["method"] for row in rows[2:]] == 2 * methods and all(row["milliseconds"] > 0 for row in rows[2:])

@@ -1,6 +1,7 @@
 """The potential is the one method.md writes down, and the traced program is the eager model."""
 
 import copy
+import functools
 import itertools
 import random
 import warnings
@@ -473,3 +474,26 @@ def test_small_sites_as_one_law_and_large_sites_one_by_one_have_the_same_density
         assert float(joint.log_prob[name]) == pytest.approx(float(value), rel=1e-12), name
     assert torch.allclose(joint.mean_gradient, single.mean_gradient, rtol=1e-12, atol=1e-14)
     assert float(joint.mean_potential) == pytest.approx(float(single.mean_potential), rel=1e-12)
+
+
+def test_a_model_may_compute_its_network_in_bfloat16() -> None:
+    """Autocast inside the model is traced with it; weights, prior and gradient stay in single precision."""
+    net = ps.SparseNet([3, 8, 1], prior=ps.SpikeSlab(0.1, 0.1, 1.0))
+
+    def model(x: Tensor, y: Tensor, low: bool) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            mean = net(x).squeeze(-1)
+        assert mean.dtype == (torch.bfloat16 if low else torch.float32)
+        with pyro.plate("data", len(X), subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(mean.to(y), 1.0), obs=y)
+
+    gradients = []
+    for low in (False, True):
+        potential = make(functools.partial(model, low=low), (X.float(), Y.float()), 20)
+        assert potential.kind == "traced"
+        position = start(potential.spec, 0, 0, False)
+        gradients.append(
+            potential(position, potential.tempering(1.0, 0.5, 0.1, position), torch.arange(20)).mean_gradient
+        )
+    error = float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
+    assert gradients[1].dtype == torch.float32 and 1e-6 < error < 0.03
