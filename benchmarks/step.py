@@ -259,6 +259,7 @@ METHODS: dict[str, Callable[[Problem, int], list[float]]] = {
     "ours, compiled": lambda problem, num_steps: ours(problem, num_steps, compiling=True),
     "ours, compiled, no noise": lambda problem, num_steps: ours(problem, num_steps, compiling=True, temperature=0.0),
     "ours, 16 chains": lambda problem, num_steps: ours(problem, num_steps, chains=16),
+    "ours, compiled, 16 chains": lambda problem, num_steps: ours(problem, num_steps, compiling=True, chains=16),
 }
 FEW_CHAINS = 200_000  # coordinates of 16 chains above which they do not run together, and are not measured
 
@@ -271,7 +272,7 @@ def measure(sizes: list[int], rounds: int, seconds: float) -> None:
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, method in METHODS.items():
-            if name == "ours, 16 chains" and 16 * num_weights > FEW_CHAINS:
+            if name.endswith("16 chains") and 16 * num_weights > FEW_CHAINS:
                 continue
             times.setdefault(name, []).extend(method(problem, num_steps))
         for name, found in _parts(problem, num_steps):

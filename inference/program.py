@@ -118,9 +118,10 @@ def repays_compiling(num_steps: int, num_coordinates: int) -> bool:
     """Whether a run is expected to save more than the 20 s that compiling may take.
 
     By counts, never by a clock: the same run makes the same choice everywhere and whenever it is resumed. Measured on one
-    thread (benchmarks/step.py), a step saves .4 ms, for the operations it need not start, and 20 to 40 ns a coordinate.
+    thread (benchmarks/step.py), compiling takes 5 to 20 s, and a step saves half a millisecond, for the operations it need not
+    start, and 15 to 60 ns a coordinate.
     """
-    return num_steps * (4e-4 + 2e-8 * num_coordinates) > 20
+    return num_steps * (5e-4 + 1.5e-8 * num_coordinates) > 20
 
 
 def compiled(function: Program, arguments: tuple[Any, ...]) -> Program:
