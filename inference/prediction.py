@@ -13,6 +13,7 @@ from pyro_sparse.inference.family import Family
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.response import Response
 from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.store import each_draw
 from pyro_sparse.inference.warning import warn
 
 
@@ -136,7 +137,7 @@ def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Data
         )
     response = Response(run.spec, site)
     inputs = response.inputs(x_new)
-    draws = [run.spec.layout.constrained(draw) for draw in run.draws.flatten(0, 1)]
+    draws = [run.spec.layout.constrained(draw) for draw in each_draw(run.draws)]
     family: Family
     try:
         family = response.family(draws[0])

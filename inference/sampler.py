@@ -1,8 +1,14 @@
 """anneal(): the only loop, from a Pyro model and data to a Run."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import json
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +17,40 @@ import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
 from pyro_sparse.inference.minibatch import Batches
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.program import repays_compiling
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.step import NonFiniteError, Step, Table, joined, step_maker
-from pyro_sparse.inference.trace import build_trace
+from pyro_sparse.inference.store import (
+    FORMAT,
+    IDENTITY,
+    Checkpoint,
+    Store,
+    StoredDraws,
+    check_folder,
+    check_same,
+    data_of,
+    digest,
+    is_run,
+    model_of,
+    num_bytes,
+    read_checkpoint,
+    read_identity,
+    read_trace,
+)
+from pyro_sparse.inference.trace import build_trace, disclosure
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.spike_slab import SpikeSlab
 
 TOGETHER = 200_000  # coordinates of all chains up to which they run in one program; above, it is no faster
-STATISTICS = (*Controls._fields, "step", "loss", "num_kept", "minibatch_temperature")
+INTEGERS = ("step", "num_kept")
+STATISTICS = {  # of each draw, with their types
+    name: "int64" if name in INTEGERS else "float64"
+    for name in (*Controls._fields, "step", "loss", "num_kept", "minibatch_temperature")
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +62,8 @@ class Run:
         spec: the model, its data and its layout.
         schedule, seed: as given.
         positions: (chain, coordinate), where each chain ended.
-        draws: (chain, draw, coordinate) on the unconstrained scale.
+        draws: (chain, draw, coordinate) on the unconstrained scale, ``draws[chain, draw]``; of a run on disk each is read
+            when it is asked for.
         history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step).
         input_names: of the columns of the first argument of the model; None where they have none.
     """
@@ -43,7 +72,7 @@ class Run:
     schedule: PriorAnnealing
     seed: int
     positions: Tensor
-    draws: Tensor
+    draws: Tensor | StoredDraws
     trace: xr.DataTree
     history: xr.Dataset
     input_names: tuple[str, ...] | None = None
@@ -65,7 +94,8 @@ class Run:
             raise ValueError(f"number must be one of the {len(self.positions)} chains, counted from 0, got {number}")
         own = slice(number, number + 1)
         trace, history = self.trace.isel(chain=[number]), self.history.isel(chain=[number])
-        return replace(self, positions=self.positions[own], draws=self.draws[own], trace=trace, history=history)
+        draws = self.draws[own] if isinstance(self.draws, Tensor) else self.draws.of_chains(own)
+        return replace(self, positions=self.positions[own], draws=draws, trace=trace, history=history)
 
     def __repr__(self) -> str:
         chains, draws, _ = self.draws.shape
@@ -82,6 +112,8 @@ def anneal(
     num_chains: int = 1,
     seed: int = 0,
     input_names: Sequence[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     progress: bool | str = True,
 ) -> Run:
     """Samples a Pyro model by prior annealing with minibatch SGHMC (Algorithm 1 of the paper, without the refit).
@@ -99,12 +131,19 @@ def anneal(
             given.
         seed: of start values, batches and noise; the global generator is neither used nor changed.
         input_names: of the columns of the first argument.
+        out: a folder that draws and statistics are written to as they come (Zarr, in ArviZ's schema), instead of memory. It
+            can be opened at any moment, by xarray or :func:`load`.
+        resume: go on with the run in ``out``, to the same bits as if it had never stopped; a new run where there is none.
         progress: whether to show a bar; a text stands in front of it.
 
     Raises:
         TypeError, ValueError: before the run, naming the argument, site or plate, the rule and the value.
+        OSError: where ``out`` is taken, cannot be written, or is on a disk too small for the draws.
         NonFiniteError: during it, naming step, site and remedy, and keeping the last finite state.
+        KeyboardInterrupt: with ``out`` once the present step is done and all that goes on is saved.
     """
+    if resume and out is None:
+        raise ValueError("out must name the folder of the run that resume=True goes on with, got None")
     schedule = PriorAnnealing() if schedule is None else schedule
     available = schedule.length(schedule.last_phase)
     if not 1 <= num_draws <= available:
@@ -117,35 +156,271 @@ def anneal(
     names = _checked_names(input_names, spec)
     starts = [start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in range(num_chains)]
     position = starts[0]
+    path, given = None if out is None else Path(out), {}
+    if path is not None:
+        given = _given(spec, schedule, seed, num_draws, num_chains, names)
+        check_folder(path, resume, given, num_bytes(spec.layout, position, num_chains, num_draws))
     batches = _batches(spec, seed, 0, position)
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = Table(schedule, position)
-    ended: list[_Chain] = []
     label = progress if isinstance(progress, str) else ""
     together = _together(potential, starts, seed)
     groups = [[chain] for chain in range(num_chains)] if together is None else [list(range(num_chains))]
     potential, first = together or potential, _stacked([starts[chain] for chain in groups[0]])
     compiling = repays_compiling(schedule.num_steps * len(groups), first.numel())
     make = step_maker(potential, table, first, seed, groups[0], compiling)
-    with tqdm(total=schedule.num_steps * len(groups), disable=not progress, unit="step", smoothing=0.02) as bar:
-        for chains in groups:
+    keeper: Memory | Store = Memory()
+    if path is not None:
+        settings = given | _computed_by(potential, make.kind)
+        if resume and is_run(path):
+            check_same(path, read_identity(path), settings)
+            keeper = Store(path, spec.layout, position)
+        else:
+            attributes = disclosure(spec, schedule, seed) | {"program": make.kind, IDENTITY: json.dumps(settings)}
+            keeper = Store.create(path, spec.layout, position, STATISTICS, attributes, num_chains, num_draws)
+    way = _Way(spec, table, num_draws, num_chains, keeper, label)
+    num_done = way.num_steps_done(groups)
+    total = schedule.num_steps * len(groups)
+    bar = tqdm(total=total, initial=num_done, disable=not progress, unit="step", smoothing=0.02)
+    with contextlib.closing(keeper), bar, _stoppable(out is not None) as stopped:
+        for chains in groups[way.num_groups_done(groups) :]:
             step = make(_stacked([starts[chain] for chain in chains]), chains)
             try:
-                ended += _run_chains(step, table, spec, chains, num_draws, label, bar)
+                way.run(step, chains, bar, stopped)
             except NonFiniteError as error:
-                error.run = _run(spec, step.kind, schedule, seed, names, ended) if ended else None
+                error.run = _run(way, schedule, seed, names, make.kind) if way.ended else None
                 raise
-    run = _run(spec, step.kind, schedule, seed, names, ended)
+    run = _run(way, schedule, seed, names, make.kind)
     _warn_of_heat(run)
     return run
 
 
-@dataclass(frozen=True)
-class _Chain:
-    position: Tensor
-    draws: Tensor
-    statistics: dict[str, np.ndarray[Any, Any]]
-    history: list[tuple[float, ...]]
+def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
+    """The run of a folder that ``anneal(..., out=path)`` wrote; of one that is not through, the draws that are complete.
+
+    Nothing is executed that the folder holds.
+
+    Args:
+        model, data: those that were annealed.
+
+    Raises:
+        ValueError: where the folder is no run, is one of another model or of other data, or holds no draw yet.
+    """
+    path = Path(path)
+    settings = read_identity(path)
+    spec = inspect(model, data, settings["batch_size"], settings["seed"])
+    check_same(path, settings, model_of(spec) | data_of(spec))
+    like = start(spec, settings["seed"], 0, fresh=False)
+    checkpoint, trace = read_checkpoint(path, like), read_trace(path)
+    history = [] if checkpoint is None else checkpoint.history
+    if checkpoint is not None and len(checkpoint.ended):
+        positions, num_draws = checkpoint.ended, settings["num_draws"]
+        draws = StoredDraws(path, spec.layout, like, tuple(range(len(positions))), num_draws)
+    else:
+        steps = np.asarray(trace["sample_stats"].to_dataset()["step"])
+        complete = (steps >= 0).cumprod(1).sum(1)
+        begun = complete[complete > 0]
+        if not len(begun):
+            raise ValueError(f"{path} must hold a draw to be loaded, got none yet: go on with resume=True")
+        num_draws = int(begun.min())
+        draws = StoredDraws(path, spec.layout, like, tuple(range(len(begun))), num_draws)
+        positions = torch.stack([draws[chain, num_draws - 1] for chain in range(len(begun))])
+    trace = trace.isel(chain=slice(len(positions)), draw=slice(num_draws))
+    names = settings["input_names"]
+    return Run(
+        spec,
+        PriorAnnealing.from_dict(settings["schedule"]),
+        settings["seed"],
+        positions,
+        draws,
+        trace,
+        _history(history[: len(positions)]),
+        None if names is None else tuple(names),
+    )
+
+
+def _given(
+    spec: Specification,
+    schedule: PriorAnnealing,
+    seed: int,
+    num_draws: int,
+    num_chains: int,
+    names: tuple[str, ...] | None,
+) -> dict[str, Any]:
+    """What a run must have been given by whoever goes on with it."""
+    return {
+        "format": FORMAT,
+        **model_of(spec),
+        **data_of(spec),
+        "schedule": asdict(schedule),
+        **{"seed": seed, "num_draws": num_draws, "num_chains": num_chains},
+        "input_names": None if names is None else list(names),
+        **{"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()},
+    }
+
+
+def _computed_by(potential: Potential, kind: str) -> dict[str, Any]:
+    """The program that must be the same for the same bits."""
+    graph = potential.program if isinstance(potential.program, torch.fx.GraphModule) else None
+    return {"program": kind, "program_hash": digest([] if graph is None else [graph.code, *graph.buffers()])}
+
+
+@contextlib.contextmanager
+def _stoppable(gently: bool) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, for runs that end with the step they are in; pressed twice, it acts at once."""
+    asked: list[int] = []
+    if not gently or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def note(number: int, frame: Any) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Memory:
+    """Keeps draws and statistics where no folder was named; has the methods of a Store."""
+
+    def __init__(self) -> None:
+        self._draws: dict[int, list[Tensor]] = {}
+        self._rows: dict[int, list[Mapping[str, float]]] = {}
+
+    def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
+        self._draws.setdefault(chain, []).append(position.clone())
+        self._rows.setdefault(chain, []).append(row)
+
+    def is_due(self) -> bool:
+        return False
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Nothing outlives the process."""
+
+    def checkpoint(self) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def draws(self, num_chains: int) -> Tensor:
+        """(chain, draw, coordinate)"""
+        return torch.stack([torch.stack(self._draws[chain]) for chain in range(num_chains)])
+
+    def statistics(self, num_chains: int) -> dict[str, np.ndarray[Any, Any]]:
+        """(chain, draw) each."""
+        rows = [self._rows[chain] for chain in range(num_chains)]
+        return {name: np.array([[row[name] for row in chain] for chain in rows]) for name in STATISTICS}
+
+
+class _Way:
+    """All chains of a run on their way: what has ended, what is kept, what the bar shows."""
+
+    def __init__(
+        self, spec: Specification, table: Table, num_draws: int, num_chains: int, keeper: "Memory | Store", label: str
+    ) -> None:
+        self.spec, self.keeper, self.num_draws = spec, keeper, num_draws
+        self._table, self._label, self._num_chains = table, label, num_chains
+        self._draw_of = {step: draw for draw, step in enumerate(_draw_steps(table.schedule, num_draws))}
+        self._period = max(1, table.schedule.num_steps // 200)
+        self.ended: list[Tensor] = []
+        self.history: list[list[tuple[float, ...]]] = [[] for _ in range(num_chains)]
+        self._checkpoint = keeper.checkpoint()
+        if self._checkpoint is not None:
+            self.ended = list(self._checkpoint.ended.unbind())
+            self.history[: len(self._checkpoint.history)] = [
+                [tuple(row) for row in rows.tolist()] for rows in self._checkpoint.history
+            ]
+
+    def num_groups_done(self, groups: list[list[int]]) -> int:
+        return len([chains for chains in groups if chains[-1] < len(self.ended)])
+
+    def num_steps_done(self, groups: list[list[int]]) -> int:
+        number = 0 if self._checkpoint is None else self._checkpoint.number
+        return self.num_groups_done(groups) * len(self._table.controls) + number
+
+    def run(self, step: Step, chains: list[int], bar: Any, stopped: Callable[[], bool]) -> None:
+        """The chains that run together, to their end or from where they were."""
+        first, checkpoint = 0, self._checkpoint
+        if checkpoint is not None and checkpoint.number > 0:
+            first = checkpoint.number
+            step.restore(sghmc.State(checkpoint.position, checkpoint.momentum))
+        self._checkpoint = None
+        thresholds = self.spec.layout.thresholds(_own(step.state.position, 0))
+        for number in range(first, len(self._table.controls)):
+            step(number)
+            if number % self._period == 0 or number in self._draw_of:
+                self._look(step, number, chains, thresholds, bar)
+            bar.update()
+            asked = stopped()
+            if asked or self.keeper.is_due():
+                step.losses()  # which on a card finds out whether all is finite
+                self._save(number + 1, step)
+            if asked:
+                draw = sum(at <= number for at in self._draw_of)
+                raise KeyboardInterrupt(
+                    f"stopped after step {number + 1:,} of {len(self._table.controls):,} with {draw} draws of this chain on "
+                    "disk: load reads what is there, resume=True goes on"
+                )
+        self.ended += [_own(step.state.position, number).clone() for number in range(len(chains))]
+        self._save(0, step)
+
+    def _save(self, number: int, step: Step) -> None:
+        like = _own(step.state.position, 0)
+        ended = torch.stack(self.ended) if self.ended else like.new_empty(0, len(like))
+        history = [np.array(rows) for rows in self.history if rows]
+        self.keeper.save(Checkpoint(ended, number, *step.state, history))
+
+    def _look(self, step: Step, number: int, chains: list[int], thresholds: Tensor, bar: Any) -> None:
+        """What the bar, the history and, where it is one, the draw say of a step."""
+        controls, draw = self._table.controls[number], self._draw_of.get(number)
+        losses = step.losses()
+        heats = [] if draw is None else step.minibatch_temperatures(number)
+        for place, chain in enumerate(chains):
+            position, loss = _own(step.state.position, place), losses[place]
+            kept = int((position.abs() > thresholds).sum())
+            if place == 0:  # of chains that run together the first speaks
+                parts = [self._label] * bool(self._label) + [f"chain {chain + 1}"] * (chain > 0)
+                phase = f"{self._table.schedule.phase(number)[0]:>6}"
+                bar.set_description_str(": ".join([", ".join(parts), phase][not parts :]), refresh=False)
+                bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
+            if number % self._period == 0:
+                self.history[chain].append((number, *controls, loss, kept))
+            if draw is not None:
+                row = dict(zip(STATISTICS, (*controls, number, loss, kept, heats[place]), strict=True))
+                self.keeper.write(chain, draw, position, row)
+
+
+def _own(position: Tensor, number: int) -> Tensor:
+    """That of one chain."""
+    return position if position.dim() == 1 else position[number]
+
+
+def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, kind: str) -> Run:
+    """The chains that have ended."""
+    spec, keeper, count = way.spec, way.keeper, len(way.ended)
+    positions, history = torch.stack(way.ended), _history([np.array(rows) for rows in way.history[:count]])
+    draws: Tensor | StoredDraws
+    if isinstance(keeper, Memory):
+        draws = keeper.draws(count)
+        trace = build_trace(spec, schedule, draws, keeper.statistics(count), seed, kind)
+    else:
+        draws = StoredDraws(keeper.path, spec.layout, positions[0], tuple(range(count)), way.num_draws)
+        trace = read_trace(keeper.path).isel(chain=slice(count))
+    return Run(spec, schedule, seed, positions, draws, trace, history, names)
+
+
+def _history(rows: list[np.ndarray[Any, Any]]) -> xr.Dataset:
+    """Rows (chain, step, column) by name."""
+    columns = (*Controls._fields, "loss", "num_kept")
+    path = np.stack(rows) if rows else np.empty((0, 0, 1 + len(columns)))
+    variables = {name: (("chain", "step"), path[:, :, 1 + i]) for i, name in enumerate(columns)}
+    steps = path[0, :, 0].astype(int) if len(path) else np.empty(0, dtype=int)
+    return xr.Dataset(variables, coords={"chain": np.arange(len(path)), "step": steps})
 
 
 def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potential | None:
@@ -160,93 +435,6 @@ def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potentia
 def _stacked(parts: list[Tensor]) -> Tensor:
     """Chains in front, where there are several."""
     return parts[0] if len(parts) == 1 else torch.stack(parts)
-
-
-def _run_chains(
-    step: Step, table: Table, spec: Specification, chains: list[int], num_draws: int, label: str, bar: Any
-) -> list[_Chain]:
-    """One chain, or several at once."""
-    one = _own(step.state.position, 0)
-    recorders = [_Recorder(spec, table.schedule, num_draws, chain, label, one) for chain in chains]
-    for number, controls in enumerate(table.controls):
-        step(number)
-        if recorders[0].is_due(number):
-            losses, heats = step.losses(), [math.nan] * len(chains)
-            if recorders[0].is_draw(number):
-                heats = step.minibatch_temperatures(number)
-            for chain, recorder in enumerate(recorders):
-                position = _own(step.state.position, chain)
-                recorder.look(number, controls, losses[chain], position, None if chain else bar)
-                if recorder.is_draw(number):
-                    recorder.draw(number, controls, position, heats[chain])
-        bar.update()
-    return [recorder.chain(_own(step.state.position, chain)) for chain, recorder in enumerate(recorders)]
-
-
-def _own(position: Tensor, number: int) -> Tensor:
-    """That of one chain."""
-    return position if position.dim() == 1 else position[number]
-
-
-class _Recorder:
-    """Draws, their statistics, and the way of one chain as the progress bar shows it."""
-
-    def __init__(
-        self, spec: Specification, schedule: PriorAnnealing, num_draws: int, chain: int, label: str, like: Tensor
-    ) -> None:
-        self._schedule = schedule
-        parts = [label] * bool(label) + [f"chain {chain + 1}"] * bool(chain)
-        self._label = f"{', '.join(parts)}: " if parts else ""
-        self._thresholds = spec.layout.thresholds(like)
-        self._draw_steps = frozenset(_draw_steps(schedule, num_draws))
-        self._period = max(1, schedule.num_steps // 200)
-        self._loss, self._kept = math.nan, 0
-        self._draws: list[Tensor] = []
-        self._rows: list[tuple[float, ...]] = []
-        self._history: list[tuple[float, ...]] = []
-
-    def is_draw(self, step: int) -> bool:
-        return step in self._draw_steps
-
-    def is_due(self, step: int) -> bool:
-        return step % self._period == 0 or step in self._draw_steps
-
-    def look(self, step: int, controls: Controls, loss: float, position: Tensor, bar: Any) -> None:
-        self._loss = loss
-        self._kept = int((position.abs() > self._thresholds).sum())
-        if bar is not None:  # of chains that run together the first speaks
-            bar.set_description_str(f"{self._label}{self._schedule.phase(step)[0]:>6}", refresh=False)
-            bar.set_postfix_str(f"loss {self._loss:.3f}, kept {self._kept:,}", refresh=False)
-        if step % self._period == 0:
-            self._history.append((step, *controls, self._loss, self._kept))
-
-    def draw(self, step: int, controls: Controls, position: Tensor, heat: float) -> None:
-        self._draws.append(position.clone())
-        self._rows.append((*controls, step, self._loss, self._kept, heat))
-
-    def chain(self, position: Tensor) -> _Chain:
-        columns = zip(*self._rows, strict=True)
-        statistics = {name: np.asarray(column) for name, column in zip(STATISTICS, columns, strict=True)}
-        return _Chain(position, torch.stack(self._draws), statistics, self._history)
-
-
-def _run(
-    spec: Specification,
-    program: str,
-    schedule: PriorAnnealing,
-    seed: int,
-    names: tuple[str, ...] | None,
-    chains: list[_Chain],
-) -> Run:
-    draws = torch.stack([chain.draws for chain in chains])
-    statistics = {name: np.stack([chain.statistics[name] for chain in chains]) for name in STATISTICS}
-    trace = build_trace(spec, schedule, draws, statistics, seed, program)
-    path = np.array([chain.history for chain in chains])
-    columns = {
-        name: (("chain", "step"), path[:, :, 1 + i]) for i, name in enumerate((*Controls._fields, "loss", "num_kept"))
-    }
-    history = xr.Dataset(columns, coords={"chain": np.arange(len(chains)), "step": path[0, :, 0].astype(int)})
-    return Run(spec, schedule, seed, torch.stack([chain.position for chain in chains]), draws, trace, history, names)
 
 
 def _batches(spec: Specification, seed: int, chain: int, like: Tensor, purpose: str = "batches") -> Batches:

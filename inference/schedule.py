@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.spike_slab import SpikeSlab
@@ -94,6 +94,12 @@ class PriorAnnealing:
             learning_rate_drops=(150 * epoch, 225 * epoch),
             cool_period=epoch,
         )
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Inverse of :func:`dataclasses.asdict`, from JSON too."""
+        given: dict[str, Any] = dict(settings)
+        return cls(**given | {"learning_rate_drops": tuple(given["learning_rate_drops"])})
 
     def length(self, phase: str) -> int:
         """Steps of a phase."""

@@ -6,6 +6,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.store import StoredDraws, each_draw
 from pyro_sparse.inference.structure import Structure, live_inputs, prune
 
 
@@ -22,12 +23,12 @@ def mipp(run: Run) -> xr.Dataset:
         Units are not matched between chains, so weights of different chains must not be averaged.
     """
     draws = _draws_of_structure(run)
-    variables = {}
-    for site, part in run.spec.layout.parts(draws):
-        if site.law is not None:
-            probability = site.law.inclusion_probability(part).mean(1)
-            variables[site.name] = (("chain", *site.dims), probability.cpu().numpy())
-    dataset = xr.Dataset(variables, coords={"chain": np.arange(len(draws))})
+    of_chains = [_inclusion(run, draws, chain) for chain in range(draws.shape[0])]
+    variables = {
+        site.name: (("chain", *site.dims), np.stack([found[site.name].cpu().numpy() for found in of_chains]))
+        for site in run.spec.layout.spike_slab_sites()
+    }
+    dataset = xr.Dataset(variables, coords={"chain": np.arange(len(of_chains))})
     share = _input_probability(run, draws)
     names = np.arange(len(share)) if run.input_names is None else np.array(run.input_names)[: len(share)]
     return dataset.assign(input=("column", share.numpy())).assign_coords(column=names)
@@ -51,10 +52,9 @@ def select(run: Run, min_probability: float = 0.5) -> Structure:
     draws = _draws_of_structure(run)
     values = layout.constrained(run.positions[chain])
     masks: dict[str, Tensor] = {}
-    for site, part in layout.parts(draws[chain]):
-        if site.law is not None:
-            masks[site.name] = site.law.inclusion_probability(part).mean(0) > min_probability
-            values[site.name] = values[site.name] * masks[site.name]
+    for name, probability in _inclusion(run, draws, chain).items():
+        masks[name] = probability > min_probability
+        values[name] = values[name] * masks[name]
     for module in layout.modules():
         sites = layout.of_module(module)
         fixed = {name for name, site in sites.items() if site.law is None}
@@ -68,7 +68,18 @@ def select(run: Run, min_probability: float = 0.5) -> Structure:
     )
 
 
-def _draws_of_structure(run: Run) -> Tensor:
+def _inclusion(run: Run, draws: Tensor | StoredDraws, chain: int) -> dict[str, Tensor]:
+    """By site, the inclusion probability of each weight averaged over the draws of a chain, which are read one at a time."""
+    total: dict[str, Tensor] = {}
+    for draw in range(draws.shape[1]):
+        for site, part in run.spec.layout.parts(draws[chain, draw]):
+            if site.law is not None:
+                probability = site.law.inclusion_probability(part) / draws.shape[1]
+                total[site.name] = total[site.name] + probability if site.name in total else probability
+    return total
+
+
+def _draws_of_structure(run: Run) -> Tensor | StoredDraws:
     """(chain, draw, coordinate): the draws of a sampling phase, the last position of a cooled run."""
     return run.draws if run.schedule.last_phase == "sample" else run.positions[:, None]
 
@@ -79,10 +90,10 @@ def _best_chain(run: Run) -> int:
     return int(loss[:, -tail:].mean(1).argmin())
 
 
-def _input_probability(run: Run, draws: Tensor) -> Tensor:
+def _input_probability(run: Run, draws: Tensor | StoredDraws) -> Tensor:
     """(num_inputs,) share of all draws in which a live path leaves an input."""
     reads = []
-    for draw in draws.flatten(0, 1):
+    for draw in each_draw(draws):
         masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draw) if s.law}
         reads.append(_reads(run, masks))
     return torch.stack(reads).float().mean(0)

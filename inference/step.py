@@ -8,6 +8,7 @@ in device tensors, so that the host waits for nothing between two looks at it.
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -187,6 +188,10 @@ class Step:
             raise self._failure(number, moved.finite)
         self.state, self._loss = sghmc.State(moved.position, moved.momentum), moved.loss
 
+    def restore(self, state: sghmc.State) -> None:
+        """Goes on from another state."""
+        self.state = sghmc.State(*(part.clone() for part in state))
+
     def losses(self) -> list[float]:
         """The mean negative log-likelihood of the last batch of each chain."""
         return self._loss.reshape(-1).tolist()
@@ -316,6 +321,11 @@ class GraphStep(Step):
         self._noise(number)
         self._replay()
 
+    def restore(self, state: sghmc.State) -> None:
+        """Goes on from another state, in the arrays that the graph knows."""
+        for kept, value in zip(self.state, state, strict=True):
+            kept.copy_(value)
+
     def losses(self) -> list[float]:
         """As of a Step.
 
@@ -347,7 +357,19 @@ def captured(call: Callable[[], None], device: torch.device) -> Callable[[], Non
     return graph.replay
 
 
-Maker = Callable[..., Step]  # make(start, chains, noise=True)
+@dataclass(frozen=True)
+class Maker:
+    """Makes the Step of a group of chains, ``make(start, chains)``."""
+
+    kind: str
+    of: type[Step]
+    way: Callable[..., Any]
+    potential: Potential
+    table: Table
+    seed: int
+
+    def __call__(self, start: Tensor, chains: list[int], noise: bool = True) -> Step:
+        return self.of(self.way, self.kind, self.potential, self.table, start, self.seed, chains, noise)
 
 
 def step_maker(
@@ -359,27 +381,21 @@ def step_maker(
     """
     arithmetic = Arithmetic(potential)
 
-    def maker(kind: str, of: type[Step], way: Callable[..., Any]) -> Maker:
-        def make(start: Tensor, chains: list[int], noise: bool = True) -> Step:
-            return of(way, kind, potential, table, start, seed, chains, noise)
-
-        return make
-
-    plain = maker(potential.kind, Step, arithmetic)
+    plain = Maker(potential.kind, Step, arithmetic, potential, table, seed)
     if potential.kind == "eager" or potential.draws_random_numbers:
         return plain
     example = plain(nearby(start), chains)
 
     def compiled_program() -> Maker:
         write = compiled(overwriting(arithmetic), (*map(torch.clone, example.state), *example.arguments(0)))
-        return maker("compiled", Step, alternating(write, start))
+        return replace(plain, kind="compiled", way=alternating(write, start))
 
     def graph(compiling: bool) -> Maker:
         move, kind = guarded(arithmetic), "compiled" if compiling else potential.kind
         if compiling:
             counters = GraphStep.counters(start)
             move = compiled(move, (*counters, *map(torch.clone, example.state), *example.arguments(0)[2:]))
-        return maker(f"{kind} as a CUDA graph", GraphStep, move)
+        return replace(plain, kind=f"{kind} as a CUDA graph", of=GraphStep, way=move)
 
     on_card = has_graphs(start.device)
     ways: list[tuple[str, Callable[[], Maker]]] = []

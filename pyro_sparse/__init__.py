@@ -20,6 +20,7 @@ _HOME = {
     "SpikeSlab": "models.spike_slab",
     "Structure": "inference.structure",
     "anneal": "inference.sampler",
+    "load": "inference.sampler",
     "annealed": "models.annealed",
     "default_prior": "models.defaults",
     "mipp": "inference.selection",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pyro_sparse.inference.refit import refit as refit
     from pyro_sparse.inference.sampler import Run as Run
     from pyro_sparse.inference.sampler import anneal as anneal
+    from pyro_sparse.inference.sampler import load as load
     from pyro_sparse.inference.schedule import Controls as Controls
     from pyro_sparse.inference.schedule import PriorAnnealing as PriorAnnealing
     from pyro_sparse.inference.selection import mipp as mipp
