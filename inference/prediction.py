@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_sparse.inference.family import Family
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.response import Response
-from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.store import each_draw
 from pyro_sparse.inference.warning import warn
 

@@ -25,7 +25,7 @@ from pyro_sparse.inference.intervals import FisherInformation, fisher_informatio
 from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.response import Of, Response
-from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.layers import evaluating

@@ -7,21 +7,22 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
+from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.minibatch import Batches
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.program import repays_compiling
+from pyro_sparse.inference.run import Run, history_of
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.step import NonFiniteError, Step, Table, joined, step_maker
 from pyro_sparse.inference.store import (
@@ -37,13 +38,11 @@ from pyro_sparse.inference.store import (
     is_run,
     model_of,
     num_bytes,
-    read_checkpoint,
     read_identity,
     read_trace,
 )
 from pyro_sparse.inference.trace import build_trace, disclosure
 from pyro_sparse.inference.warning import warn
-from pyro_sparse.models.spike_slab import SpikeSlab
 
 TOGETHER = 200_000  # coordinates of all chains up to which they run in one program; above, it is no faster
 INTEGERS = ("step", "num_kept")
@@ -51,56 +50,6 @@ STATISTICS = {  # of each draw, with their types
     name: "int64" if name in INTEGERS else "float64"
     for name in (*Controls._fields, "step", "loss", "num_kept", "minibatch_temperature")
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    """What annealing leaves behind.
-
-    Attributes:
-        trace: DataTree with ``posterior`` and ``sample_stats``, dims (chain, draw, ...); its attrs disclose the target.
-        spec: the model, its data and its layout.
-        schedule, seed: as given.
-        positions: (chain, coordinate), where each chain ended.
-        draws: (chain, draw, coordinate) on the unconstrained scale, ``draws[chain, draw]``; of a run on disk each is read
-            when it is asked for.
-        history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step).
-        input_names: of the columns of the first argument of the model; None where they have none.
-    """
-
-    spec: Specification
-    schedule: PriorAnnealing
-    seed: int
-    positions: Tensor
-    draws: Tensor | StoredDraws
-    trace: xr.DataTree
-    history: xr.Dataset
-    input_names: tuple[str, ...] | None = None
-
-    @property
-    def priors(self) -> dict[str, SpikeSlab]:
-        """The law of every spike-and-slab site, those included that were derived from the data's size."""
-        return {site.name: site.law for site in self.spec.layout.spike_slab_sites() if site.law is not None}
-
-    @property
-    def num_inputs(self) -> int | None:
-        """Columns of the model's first argument; None where it is no matrix."""
-        data = self.spec.data
-        return data[0].shape[1] if data and data[0].dim() == 2 else None
-
-    def chain(self, number: int) -> "Run":
-        """One of its chains, alone."""
-        if not 0 <= number < len(self.positions):
-            raise ValueError(f"number must be one of the {len(self.positions)} chains, counted from 0, got {number}")
-        own = slice(number, number + 1)
-        trace, history = self.trace.isel(chain=[number]), self.history.isel(chain=[number])
-        draws = self.draws[own] if isinstance(self.draws, Tensor) else self.draws.of_chains(own)
-        return replace(self, positions=self.positions[own], draws=draws, trace=trace, history=history)
-
-    def __repr__(self) -> str:
-        chains, draws, _ = self.draws.shape
-        phase = self.schedule.last_phase
-        return f"Run({chains} chains, {draws} draws from the {phase} phase, {self.spec.layout.num_coordinates} coordinates)"
 
 
 def anneal(
@@ -156,7 +105,7 @@ def anneal(
     names = _checked_names(input_names, spec)
     starts = [start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in range(num_chains)]
     position = starts[0]
-    path, given = None if out is None else Path(out), {}
+    path, given = None if out is None else Path(out).absolute(), {}
     if path is not None:
         given = _given(spec, schedule, seed, num_draws, num_chains, names)
         check_folder(path, resume, given, num_bytes(spec.layout, position, num_chains, num_draws))
@@ -172,12 +121,8 @@ def anneal(
     keeper: Memory | Store = Memory()
     if path is not None:
         settings = given | _computed_by(potential, make.kind)
-        if resume and is_run(path):
-            check_same(path, read_identity(path), settings)
-            keeper = Store(path, spec.layout, position)
-        else:
-            attributes = disclosure(spec, schedule, seed) | {"program": make.kind, IDENTITY: json.dumps(settings)}
-            keeper = Store.create(path, spec.layout, position, STATISTICS, attributes, num_chains, num_draws)
+        attributes = disclosure(spec, schedule, seed) | {"program": make.kind}
+        keeper = _opened(path, resume, spec.layout, position, settings, attributes)
     way = _Way(spec, table, num_draws, num_chains, keeper, label)
     num_done = way.num_steps_done(groups)
     total = schedule.num_steps * len(groups)
@@ -193,50 +138,6 @@ def anneal(
     run = _run(way, schedule, seed, names, make.kind)
     _warn_of_heat(run)
     return run
-
-
-def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
-    """The run of a folder that ``anneal(..., out=path)`` wrote; of one that is not through, the draws that are complete.
-
-    Nothing is executed that the folder holds.
-
-    Args:
-        model, data: those that were annealed.
-
-    Raises:
-        ValueError: where the folder is no run, is one of another model or of other data, or holds no draw yet.
-    """
-    path = Path(path)
-    settings = read_identity(path)
-    spec = inspect(model, data, settings["batch_size"], settings["seed"])
-    check_same(path, settings, model_of(spec) | data_of(spec))
-    like = start(spec, settings["seed"], 0, fresh=False)
-    checkpoint, trace = read_checkpoint(path, like), read_trace(path)
-    history = [] if checkpoint is None else checkpoint.history
-    if checkpoint is not None and len(checkpoint.ended):
-        positions, num_draws = checkpoint.ended, settings["num_draws"]
-        draws = StoredDraws(path, spec.layout, like, tuple(range(len(positions))), num_draws)
-    else:
-        steps = np.asarray(trace["sample_stats"].to_dataset()["step"])
-        complete = (steps >= 0).cumprod(1).sum(1)
-        begun = complete[complete > 0]
-        if not len(begun):
-            raise ValueError(f"{path} must hold a draw to be loaded, got none yet: go on with resume=True")
-        num_draws = int(begun.min())
-        draws = StoredDraws(path, spec.layout, like, tuple(range(len(begun))), num_draws)
-        positions = torch.stack([draws[chain, num_draws - 1] for chain in range(len(begun))])
-    trace = trace.isel(chain=slice(len(positions)), draw=slice(num_draws))
-    names = settings["input_names"]
-    return Run(
-        spec,
-        PriorAnnealing.from_dict(settings["schedule"]),
-        settings["seed"],
-        positions,
-        draws,
-        trace,
-        _history(history[: len(positions)]),
-        None if names is None else tuple(names),
-    )
 
 
 def _given(
@@ -263,6 +164,17 @@ def _computed_by(potential: Potential, kind: str) -> dict[str, Any]:
     """The program that must be the same for the same bits."""
     graph = potential.program if isinstance(potential.program, torch.fx.GraphModule) else None
     return {"program": kind, "program_hash": digest([] if graph is None else [graph.code, *graph.buffers()])}
+
+
+def _opened(
+    path: Path, resume: bool, layout: Layout, like: Tensor, settings: dict[str, Any], attributes: dict[str, Any]
+) -> Store:
+    """The folder of a new run, or of one to go on with."""
+    if resume and is_run(path):
+        check_same(path, read_identity(path), settings)
+        return Store(path, layout, like)
+    attributes = attributes | {IDENTITY: json.dumps(settings)}
+    return Store.create(path, layout, like, STATISTICS, attributes, settings["num_chains"], settings["num_draws"])
 
 
 @contextlib.contextmanager
@@ -403,7 +315,7 @@ def _own(position: Tensor, number: int) -> Tensor:
 def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, kind: str) -> Run:
     """The chains that have ended."""
     spec, keeper, count = way.spec, way.keeper, len(way.ended)
-    positions, history = torch.stack(way.ended), _history([np.array(rows) for rows in way.history[:count]])
+    positions, history = torch.stack(way.ended), history_of([np.array(rows) for rows in way.history[:count]])
     draws: Tensor | StoredDraws
     if isinstance(keeper, Memory):
         draws = keeper.draws(count)
@@ -412,15 +324,6 @@ def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] 
         draws = StoredDraws(keeper.path, spec.layout, positions[0], tuple(range(count)), way.num_draws)
         trace = read_trace(keeper.path).isel(chain=slice(count))
     return Run(spec, schedule, seed, positions, draws, trace, history, names)
-
-
-def _history(rows: list[np.ndarray[Any, Any]]) -> xr.Dataset:
-    """Rows (chain, step, column) by name."""
-    columns = (*Controls._fields, "loss", "num_kept")
-    path = np.stack(rows) if rows else np.empty((0, 0, 1 + len(columns)))
-    variables = {name: (("chain", "step"), path[:, :, 1 + i]) for i, name in enumerate(columns)}
-    steps = path[0, :, 0].astype(int) if len(path) else np.empty(0, dtype=int)
-    return xr.Dataset(variables, coords={"chain": np.arange(len(path)), "step": steps})
 
 
 def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potential | None:

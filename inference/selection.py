@@ -5,7 +5,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.store import StoredDraws, each_draw
 from pyro_sparse.inference.structure import Structure, live_inputs, prune
 

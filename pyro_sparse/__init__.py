@@ -11,7 +11,7 @@ _HOME = {
     "Fit": "inference.refit",
     "NonFiniteError": "inference.step",
     "PriorAnnealing": "inference.schedule",
-    "Run": "inference.sampler",
+    "Run": "inference.run",
     "SparseClassifier": "estimators",
     "SparseLinear": "models.layers",
     "SparseModule": "models.layers",
@@ -20,7 +20,7 @@ _HOME = {
     "SpikeSlab": "models.spike_slab",
     "Structure": "inference.structure",
     "anneal": "inference.sampler",
-    "load": "inference.sampler",
+    "load": "inference.run",
     "annealed": "models.annealed",
     "default_prior": "models.defaults",
     "mipp": "inference.selection",
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from pyro_sparse.inference.prediction import predict as predict
     from pyro_sparse.inference.refit import Fit as Fit
     from pyro_sparse.inference.refit import refit as refit
-    from pyro_sparse.inference.sampler import Run as Run
+    from pyro_sparse.inference.run import Run as Run
+    from pyro_sparse.inference.run import load as load
     from pyro_sparse.inference.sampler import anneal as anneal
-    from pyro_sparse.inference.sampler import load as load
     from pyro_sparse.inference.schedule import Controls as Controls
     from pyro_sparse.inference.schedule import PriorAnnealing as PriorAnnealing
     from pyro_sparse.inference.selection import mipp as mipp

@@ -29,7 +29,8 @@ from pyro_sparse.inference.effects import partial_dependence
 from pyro_sparse.inference.family import Normal
 from pyro_sparse.inference.prediction import predict
 from pyro_sparse.inference.refit import Fit, refit
-from pyro_sparse.inference.sampler import Run, anneal
+from pyro_sparse.inference.run import Run
+from pyro_sparse.inference.sampler import anneal
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.selection import select
 from pyro_sparse.inference.step import NonFiniteError

@@ -11,7 +11,7 @@ import xarray as xr
 
 from pyro_sparse.estimators import SparseClassifier, SparseEstimator, SparseRegressor
 from pyro_sparse.inference.refit import Fit
-from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.schedule import PHASES, PriorAnnealing
 from pyro_sparse.inference.structure import Structure, linear_chain
 from pyro_sparse.models.spike_slab import SpikeSlab

@@ -34,6 +34,7 @@ ORDER = {
         "step",
         "trace",
         "store",
+        "run",
         "sampler",
         "structure",
         "selection",

@@ -18,7 +18,7 @@ from torch import nn
 import pyro_sparse as ps
 from pyro_sparse import plots
 from pyro_sparse.estimators import SparseClassifier
-from pyro_sparse.inference.sampler import Run
+from pyro_sparse.inference.run import Run
 
 SCHEDULE = ps.PriorAnnealing(10, 20, 40, 30, learning_rate=1e-3)
 

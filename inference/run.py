@@ -1,0 +1,127 @@
+"""What annealing leaves behind, in memory or on disk."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyro_sparse.inference.inspection import Model, Specification, inspect, start
+from pyro_sparse.inference.schedule import Controls, PriorAnnealing
+from pyro_sparse.inference.store import (
+    StoredDraws,
+    check_same,
+    data_of,
+    model_of,
+    read_checkpoint,
+    read_identity,
+    read_trace,
+)
+from pyro_sparse.models.spike_slab import SpikeSlab
+
+
+@dataclass(frozen=True)
+class Run:
+    """What annealing leaves behind.
+
+    Attributes:
+        trace: DataTree with ``posterior`` and ``sample_stats``, dims (chain, draw, ...); its attrs disclose the target.
+        spec: the model, its data and its layout.
+        schedule, seed: as given.
+        positions: (chain, coordinate), where each chain ended.
+        draws: (chain, draw, coordinate) on the unconstrained scale, ``draws[chain, draw]``; of a run on disk each is read
+            when it is asked for.
+        history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step).
+        input_names: of the columns of the first argument of the model; None where they have none.
+    """
+
+    spec: Specification
+    schedule: PriorAnnealing
+    seed: int
+    positions: Tensor
+    draws: Tensor | StoredDraws
+    trace: xr.DataTree
+    history: xr.Dataset
+    input_names: tuple[str, ...] | None = None
+
+    @property
+    def priors(self) -> dict[str, SpikeSlab]:
+        """The law of every spike-and-slab site, those included that were derived from the data's size."""
+        return {site.name: site.law for site in self.spec.layout.spike_slab_sites() if site.law is not None}
+
+    @property
+    def num_inputs(self) -> int | None:
+        """Columns of the model's first argument; None where it is no matrix."""
+        data = self.spec.data
+        return data[0].shape[1] if data and data[0].dim() == 2 else None
+
+    def chain(self, number: int) -> "Run":
+        """One of its chains, alone."""
+        if not 0 <= number < len(self.positions):
+            raise ValueError(f"number must be one of the {len(self.positions)} chains, counted from 0, got {number}")
+        own = slice(number, number + 1)
+        trace, history = self.trace.isel(chain=[number]), self.history.isel(chain=[number])
+        draws = self.draws[own] if isinstance(self.draws, Tensor) else self.draws.of_chains(own)
+        return replace(self, positions=self.positions[own], draws=draws, trace=trace, history=history)
+
+    def __repr__(self) -> str:
+        chains, draws, _ = self.draws.shape
+        phase = self.schedule.last_phase
+        return f"Run({chains} chains, {draws} draws from the {phase} phase, {self.spec.layout.num_coordinates} coordinates)"
+
+
+def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
+    """The run of a folder that ``anneal(..., out=path)`` wrote; of one that is not through, the draws that are complete.
+
+    Nothing is executed that the folder holds.
+
+    Args:
+        model, data: those that were annealed.
+
+    Raises:
+        ValueError: where the folder is no run, is one of another model or of other data, or holds no draw yet.
+    """
+    path = Path(path).absolute()
+    settings = read_identity(path)
+    spec = inspect(model, data, settings["batch_size"], settings["seed"])
+    check_same(path, settings, model_of(spec) | data_of(spec))
+    like = start(spec, settings["seed"], 0, fresh=False)
+    checkpoint, trace = read_checkpoint(path, like), read_trace(path)
+    history = [] if checkpoint is None else checkpoint.history
+    if checkpoint is not None and len(checkpoint.ended):
+        positions, num_draws = checkpoint.ended, settings["num_draws"]
+        draws = StoredDraws(path, spec.layout, like, tuple(range(len(positions))), num_draws)
+    else:
+        steps = np.asarray(trace["sample_stats"].to_dataset()["step"])
+        complete = (steps >= 0).cumprod(1).sum(1)
+        begun = complete[complete > 0]
+        if not len(begun):
+            raise ValueError(f"{path} must hold a draw to be loaded, got none yet: go on with resume=True")
+        num_draws = int(begun.min())
+        draws = StoredDraws(path, spec.layout, like, tuple(range(len(begun))), num_draws)
+        positions = torch.stack([draws[chain, num_draws - 1] for chain in range(len(begun))])
+    trace = trace.isel(chain=slice(len(positions)), draw=slice(num_draws))
+    names = settings["input_names"]
+    return Run(
+        spec,
+        PriorAnnealing.from_dict(settings["schedule"]),
+        settings["seed"],
+        positions,
+        draws,
+        trace,
+        history_of(history[: len(positions)]),
+        None if names is None else tuple(names),
+    )
+
+
+def history_of(rows: list[np.ndarray[Any, Any]]) -> xr.Dataset:
+    """Rows (chain, step, column) by name."""
+    columns = (*Controls._fields, "loss", "num_kept")
+    path = np.stack(rows) if rows else np.empty((0, 0, 1 + len(columns)))
+    variables = {name: (("chain", "step"), path[:, :, 1 + i]) for i, name in enumerate(columns)}
+    steps = path[0, :, 0].astype(int) if len(path) else np.empty(0, dtype=int)
+    return xr.Dataset(variables, coords={"chain": np.arange(len(path)), "step": steps})
