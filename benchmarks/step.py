@@ -204,15 +204,15 @@ def ours(
     problem: Problem, num_steps: int, compiling: bool = False, temperature: float = 0.1, chains: int = 1
 ) -> list[float]:
     """The steps of ``anneal``, whole, in the power phase of a long run."""
-    bar, run_chains = Bar(num_steps), sampler._run_chains
+    bar, run = Bar(num_steps), sampler._Way.run
     schedule = ps.PriorAnnealing(0, 20_000, 1, 1, learning_rate=RATE, friction=FRICTION, temperature=temperature)
 
-    def checked(step: Step, *arguments: Any) -> Any:
+    def checked(way: Any, step: Step, *arguments: Any) -> Any:
         assert step.kind == ("compiled" if compiling else "traced"), step.kind
-        return run_chains(step, *arguments)
+        return run(way, step, *arguments)
 
     choice = mock.patch.object(sampler, "repays_compiling", lambda num_steps, num_coordinates: compiling)
-    watched = mock.patch.object(sampler, "_run_chains", checked)
+    watched = mock.patch.object(sampler._Way, "run", checked)
     with mock.patch.object(sampler, "tqdm", lambda **options: bar), choice, watched, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

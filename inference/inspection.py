@@ -58,7 +58,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     Raises:
         TypeError, ValueError: naming the argument, site or plate, the rule and the value.
     """
-    tensors = _checked_data(data)
+    tensors = checked_data(data)
     try:
         nodes = trace_at_start(model, tensors, seed, 0)
     except RuntimeError as error:
@@ -168,7 +168,7 @@ def _reinitialised(module: torch.nn.Module) -> torch.nn.Module:
     return fresh
 
 
-def _checked_data(data: Any) -> tuple[Tensor, ...]:
+def checked_data(data: Any) -> tuple[Tensor, ...]:
     if isinstance(data, (Tensor, np.ndarray)):
         data = (data,)
     if not isinstance(data, (tuple, list)):

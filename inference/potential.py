@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pyro
 import torch
 from pyro.distributions import Independent
@@ -275,8 +276,8 @@ def _joint_log_prob(nodes: dict[str, Node]) -> dict[str, Tensor]:
     laws = [cast(SpikeSlab, find_spike_slab(node["fn"])) for node in nodes.values()]
     values = [node["value"] for node in nodes.values()]
     log_prob = SpikeSlab.joined(laws, values).log_prob(torch.cat([value.reshape(-1) for value in values]))
-    sizes = torch.tensor([value.numel() for value in values], device=log_prob.device)
-    site = torch.repeat_interleave(sizes)
+    numbers = np.repeat(np.arange(len(values)), [value.numel() for value in values])
+    site = torch.as_tensor(numbers, device=log_prob.device)
     sums = log_prob.new_zeros(len(laws)).index_add(0, site, log_prob)
     scaled = sums * torch.stack([torch.as_tensor(node["scale"]).to(sums) for node in nodes.values()])
     return dict(zip(nodes, scaled.unbind(), strict=True))

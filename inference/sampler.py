@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import operator
 import os
 import platform
 import signal
@@ -94,6 +95,10 @@ def anneal(
     if resume and out is None:
         raise ValueError("out must name the folder of the run that resume=True goes on with, got None")
     schedule = PriorAnnealing() if schedule is None else schedule
+    num_draws, num_chains, seed = (
+        _whole(name, value) for name, value in (("num_draws", num_draws), ("num_chains", num_chains), ("seed", seed))
+    )
+    batch_size = None if batch_size is None else _whole("batch_size", batch_size)
     available = schedule.length(schedule.last_phase)
     if not 1 <= num_draws <= available:
         raise ValueError(f"num_draws must lie in [1, {available}], the steps of the last phase, got {num_draws}")
@@ -105,6 +110,10 @@ def anneal(
     names = _checked_names(input_names, spec)
     starts = [start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in range(num_chains)]
     position = starts[0]
+    if position.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"the model's weights must be float32 or float64, got {position.dtype}: autocast inside the model instead"
+        )
     path, given = None if out is None else Path(out).absolute(), {}
     if path is not None:
         given = _given(spec, schedule, seed, num_draws, num_chains, names)
@@ -123,21 +132,29 @@ def anneal(
         settings = given | _computed_by(potential, make.kind)
         attributes = disclosure(spec, schedule, seed) | {"program": make.kind}
         keeper = _opened(path, resume, spec.layout, position, settings, attributes)
-    way = _Way(spec, table, num_draws, num_chains, keeper, label)
-    num_done = way.num_steps_done(groups)
     total = schedule.num_steps * len(groups)
-    bar = tqdm(total=total, initial=num_done, disable=not progress, unit="step", smoothing=0.02)
-    with contextlib.closing(keeper), bar, _stoppable(out is not None) as stopped:
-        for chains in groups[way.num_groups_done(groups) :]:
-            step = make(_stacked([starts[chain] for chain in chains]), chains)
-            try:
-                way.run(step, chains, bar, stopped)
-            except NonFiniteError as error:
-                error.run = _run(way, schedule, seed, names, make.kind) if way.ended else None
-                raise
+    with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
+        way = _Way(spec, table, num_draws, num_chains, keeper, label)
+        done = way.num_steps_done(groups)
+        with tqdm(total=total, initial=done, disable=not progress, unit="step", smoothing=0.02) as bar:
+            for chains in groups[way.num_groups_done(groups) :]:
+                step = make(_stacked([starts[chain] for chain in chains]), chains)
+                try:
+                    way.run(step, chains, bar, stopped)
+                except NonFiniteError as error:
+                    error.run = _run(way, schedule, seed, names, make.kind) if way.ended else None
+                    raise
     run = _run(way, schedule, seed, names, make.kind)
     _warn_of_heat(run)
     return run
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number, of whatever library."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
 
 
 def _given(
@@ -248,6 +265,17 @@ class _Way:
                 [tuple(row) for row in rows.tolist()] for rows in self._checkpoint.history
             ]
 
+        if isinstance(keeper, Store) and self._checkpoint is not None:
+            self._check_draws(keeper, self._checkpoint.number)
+
+    def _check_draws(self, keeper: Store, number: int) -> None:
+        """Whether the draws that led to the checkpoint are on disk."""
+        steps = list(self._draw_of)
+        for chain in range(len(self.ended)):
+            keeper.check_draws(chain, steps)
+        for chain in range(len(self.ended), len([rows for rows in self.history if rows])):
+            keeper.check_draws(chain, [step for step in steps if step < number])
+
     def num_groups_done(self, groups: list[list[int]]) -> int:
         return len([chains for chains in groups if chains[-1] < len(self.ended)])
 
@@ -273,10 +301,11 @@ class _Way:
                 step.losses()  # which on a card finds out whether all is finite
                 self._save(number + 1, step)
             if asked:
-                draw = sum(at <= number for at in self._draw_of)
+                draws = sum(at <= number for at in self._draw_of)
+                reads = "load reads them, " if draws or self.ended else ""
                 raise KeyboardInterrupt(
-                    f"stopped after step {number + 1:,} of {len(self._table.controls):,} with {draw} draws of this chain on "
-                    "disk: load reads what is there, resume=True goes on"
+                    f"stopped after step {number + 1:,} of {len(self._table.controls):,} with {draws} draws of this chain on "
+                    f"disk: {reads}resume=True goes on"
                 )
         self.ended += [_own(step.state.position, number).clone() for number in range(len(chains))]
         self._save(0, step)

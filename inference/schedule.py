@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from pyro_sparse.inference.warning import warn
@@ -76,6 +76,13 @@ class PriorAnnealing:
         period = self.cool_period
         _require("cool_period", period, period >= 1 and period % 1 == 0, "be an integer >= 1")
         _require("num_steps", self.num_steps, self.num_steps >= 1, "be >= 1 over all phases")
+        for field in fields(self):  # numbers of other libraries as Python's, which JSON knows
+            value = getattr(self, field.name)
+            if field.name == "learning_rate_drops":
+                kept: Any = tuple(int(step) for step in value)
+            else:
+                kept = int(value) if field.name == "cool_period" or field.name.endswith("_steps") else float(value)
+            object.__setattr__(self, field.name, kept)
 
     @classmethod
     def paper_regression(cls) -> Self:

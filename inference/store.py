@@ -8,11 +8,13 @@ all. Nothing is pickled: arrays, and settings in JSON.
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import shutil
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +30,10 @@ from pyro_sparse.inference.layout import Layout
 
 CHECKPOINT, LOCK, IDENTITY = ".checkpoint.npz", ".lock", "pyro_sparse_run"
 FORMAT = 1
-SECONDS = 20.0  # between two checkpoints, and at least
+SECONDS = 5.0  # between two checkpoints, and at least
 PATIENCE = 50  # times what writing one takes
+FLUSH_SECONDS, FLUSH_BYTES = 0.2, 1 << 26  # draws that come faster are written together
+BLOCK = 1 << 16  # numbers of a chunk; a larger draw has chunks of its own
 
 Array = np.ndarray[Any, Any]
 
@@ -57,22 +61,54 @@ class StoredDraws:
 
     def __init__(self, path: Path, layout: Layout, like: Tensor, chains: tuple[int, ...], num_draws: int) -> None:
         self._path, self._layout, self._like, self._chains = path, layout, like, chains
+        self._block: tuple[int, int, Array] | None = None  # chain, first draw, draws: what was read last
         self.shape = torch.Size((len(chains), num_draws, layout.num_coordinates))
 
     def __getitem__(self, index: tuple[int, int]) -> Tensor:
-        chain, draw = index
-        parts = [array[self._chains[chain], draw] for array in self._arrays()]
-        flat = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
-        return torch.from_numpy(flat).to(self._like)
+        """One draw.
 
-    def _arrays(self) -> list[Any]:
-        group = _open(self._path)
-        names = [_stored_name(site.name, site.transform is not None) for site in self._layout.sites]
-        return [group[name] for name in names]
+        Raises:
+            IndexError: outside of the shape.
+            ValueError: where what the disk holds of it is missing or damaged.
+        """
+        place, draw = (_counted(i, size) for i, size in zip(index, self.shape[:2], strict=True))
+        chain, size = self._chains[place], _draws_in_block(self._layout)
+        first = draw - draw % size
+        if self._block is None or self._block[:2] != (chain, first):
+            self._block = chain, first, self._read(chain, first, min(first + size, self.shape[1]))
+        flat = self._block[2][draw - first]
+        if np.isnan(flat).any():
+            raise ValueError(f"{self._path} must hold draw {draw} of chain {chain}, but it is missing or damaged")
+        return torch.from_numpy(flat.copy()).to(self._like)
+
+    def _read(self, chain: int, first: int, last: int) -> Array:
+        """(draw, coordinate) of some draws."""
+        group, parts = _open(self._path), []
+        for site in self._layout.sites:
+            name = _stored_name(site.name, site.transform is not None)
+            try:
+                parts.append(np.asarray(group[name][chain, first:last]).reshape(last - first, -1))
+            except Exception as error:  # whatever a decoder makes of damaged bytes
+                raise ValueError(
+                    f"{self._path} must hold draws {first} to {last - 1} of chain {chain}, but '{name}' cannot be read: {error}"
+                ) from error
+        return np.concatenate(parts, 1)
 
     def of_chains(self, chains: slice) -> "StoredDraws":
         """Those of some chains."""
         return StoredDraws(self._path, self._layout, self._like, self._chains[chains], self.shape[1])
+
+
+def _counted(index: Any, size: int) -> int:
+    """A number of one of so many, counted from the end where it is negative."""
+    number = operator.index(index)
+    if not -size <= number < size:
+        raise IndexError(f"index must lie in [{-size}, {size}), got {number}")
+    return number % size
+
+
+def _draws_in_block(layout: Layout) -> int:
+    return max(1, BLOCK // max(1, layout.num_coordinates))
 
 
 def each_draw(draws: Tensor | StoredDraws) -> Iterator[Tensor]:
@@ -104,9 +140,12 @@ class Store:
     def __init__(self, path: Path, layout: Layout, like: Tensor) -> None:
         self.path = path
         self._layout, self._like = layout, like
+        self._pending: list[tuple[int, int, Tensor, Mapping[str, float]]] = []
         self._lock = _locked(path / LOCK)
         self._group = _open(path, "r+")
+        self._arrays: dict[str, Any] = {}
         self._due = time.monotonic() + SECONDS
+        self._flush_due = 0.0
 
     @classmethod
     def create(
@@ -134,40 +173,69 @@ class Store:
             os.replace(new, path)
         return cls(path, layout, like)
 
-    def identity(self) -> dict[str, Any]:
-        """What the run was given, as written at its creation."""
-        return dict(json.loads(self._group.attrs[IDENTITY]))
-
     def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
-        """One draw; its step is written last.
+        """One draw, on disk within a fifth of a second.
 
         Raises:
             OSError: naming draw and remedy; what was written before stays.
         """
-        try:
-            values = self._layout.constrained(position)
-            for site, part in self._layout.parts(position):
-                self._put("posterior", site.name, chain, draw, values[site.name])
-                if site.transform is not None:
-                    self._put("unconstrained_posterior", site.name, chain, draw, part)
-            for name in sorted(row, key=lambda name: name == "step"):
-                self._group[f"sample_stats/{name}"][chain, draw] = row[name]
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"draw {draw} of chain {chain} could not be written to {self.path} ({error.strerror or error}): the draws "
-                "before it are there; make room and go on with resume=True",
-            ) from error
+        self._pending.append((chain, draw, position.detach().to("cpu", copy=True), row))
+        num_bytes = len(self._pending) * position.numel() * position.element_size()
+        if time.monotonic() >= self._flush_due or num_bytes > FLUSH_BYTES:
+            self.flush()
 
-    def _put(self, group: str, name: str, chain: int, draw: int, value: Tensor) -> None:
-        self._group[f"{group}/{name}"][chain, draw] = value.detach().cpu().numpy()
+    def flush(self) -> None:
+        """Writes what has come; the step of a draw last, by which it is known to be complete."""
+        begun = time.monotonic()
+        pending, self._pending = self._pending, []
+        for chain in dict.fromkeys(draw[0] for draw in pending):
+            own = [draw[1:] for draw in pending if draw[0] == chain]
+            try:
+                self._write(chain, own[0][0], torch.stack([draw[1] for draw in own]), [draw[2] for draw in own])
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"draw {own[0][0]} of chain {chain} could not be written to {self.path} ({error.strerror or error}): the "
+                    "draws before it are there; make room and go on with resume=True",
+                ) from error
+        self._flush_due = time.monotonic() + max(FLUSH_SECONDS, 20 * (time.monotonic() - begun))
+
+    def _write(self, chain: int, first: int, positions: Tensor, rows: list[Mapping[str, float]]) -> None:
+        """Successive draws of a chain: positions (draw, coordinate)."""
+        values, draws = self._layout.constrained(positions), slice(first, first + len(rows))
+        for site, part in self._layout.parts(positions):
+            self._put(f"posterior/{site.name}", chain, draws, values[site.name].numpy())
+            if site.transform is not None:
+                self._put(f"unconstrained_posterior/{site.name}", chain, draws, part.numpy())
+        for name in sorted(rows[0], key=lambda name: name == "step"):
+            self._put(f"sample_stats/{name}", chain, draws, np.array([row[name] for row in rows]))
+
+    def _put(self, name: str, chain: int, draws: slice, values: Array) -> None:
+        if name not in self._arrays:
+            self._arrays[name] = self._group[name]
+        self._arrays[name][chain, draws] = values
+
+    def check_draws(self, chain: int, steps: list[int]) -> None:
+        """Whether the draws of a chain that came at these steps are complete.
+
+        Raises:
+            ValueError: naming the first that is not.
+        """
+        found = np.asarray(self._group["sample_stats/step"][chain, : len(steps)])
+        if (found != steps).any():
+            draw = int((found != steps).argmax())
+            raise ValueError(
+                f"{self.path} must hold draw {draw} of chain {chain} to be gone on with, but it is missing or damaged: "
+                f"delete {CHECKPOINT} there, and resume=True computes all draws again"
+            )
 
     def is_due(self) -> bool:
         """Whether the last checkpoint is old enough."""
         return time.monotonic() > self._due
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replaces the checkpoint by this one."""
+        """Replaces the checkpoint by this one, after the draws that led to it."""
+        self.flush()
         begun = time.monotonic()
         arrays = {f"history/{chain}": rows for chain, rows in enumerate(checkpoint.history)}
         tensors = {name: getattr(checkpoint, name) for name in ("ended", "position", "momentum")}
@@ -195,15 +263,23 @@ class Store:
 
     def close(self) -> None:
         """Lets another process have it."""
-        self._lock.close()
+        try:
+            self.flush()
+        finally:
+            self._lock.close()
 
 
 def read_checkpoint(path: Path, like: Tensor) -> Checkpoint | None:
     """That of a run folder; None where it has none."""
     if not (path / CHECKPOINT).exists():
         return None
-    with np.load(path / CHECKPOINT, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    try:
+        with np.load(path / CHECKPOINT, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path / CHECKPOINT} is damaged ({error}): delete it, and resume=True computes the draws again from the start"
+        ) from error
     tensors = {name: torch.from_numpy(arrays[name]).to(like.device) for name in ("ended", "position", "momentum")}
     history = [arrays[f"history/{chain}"] for chain in range(sum(name.startswith("history/") for name in arrays))]
     return Checkpoint(number=int(arrays["number"]), history=history, **tensors)
@@ -216,7 +292,10 @@ def read_identity(path: Path) -> dict[str, Any]:
         ValueError: where it is no folder of a run.
     """
     settings = path / "zarr.json"
-    attributes = json.loads(settings.read_text(encoding="utf-8")).get("attributes", {}) if settings.is_file() else {}
+    try:
+        attributes = json.loads(settings.read_text(encoding="utf-8"))["attributes"] if settings.is_file() else {}
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{settings} is damaged ({error}): the run in it cannot be read") from error
     if IDENTITY not in attributes:
         raise ValueError(
             f"{path} must be the folder of a run that anneal(..., out=...) wrote, but it has no such settings"
@@ -258,8 +337,11 @@ def check_folder(path: Path, resume: bool, given: Mapping[str, Any], needed: int
         check_same(path, read_identity(path), given)
         return
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"out must be a new folder or resume=True be given, but {path} is there")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+        rule = "the folder of a run, or a new one" if resume else "a new folder, or resume=True be given"
+        raise FileExistsError(f"out must be {rule}, but {path} is there")
+    folder = next(parent for parent in path.parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"out must lie in a folder, but {folder} is a file")
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(
@@ -280,7 +362,12 @@ def _write_empty(
     """The arrays of the whole run, of which no chunk is written yet."""
     import zarr
 
-    size = num_chains, num_draws
+    for site in layout.sites:
+        if site.name in (".", "..", "zarr.json") or "/" in site.name or len(site.name.encode()) > 200:
+            raise ValueError(
+                f"site '{site.name}' must have a name that can be one of a folder to be written to disk: rename it"
+            )
+    size, block = (num_chains, num_draws), min(num_draws, _draws_in_block(layout))
     dtype = str(like.dtype).removeprefix("torch.")
     root = zarr.open_group(path, mode="w")
     groups = ["posterior", "sample_stats", *["unconstrained_posterior"] * any(s.transform for s in layout.sites)]
@@ -298,7 +385,7 @@ def _write_empty(
             root.create_array(
                 f"{home}/{site.name}",
                 shape=(*size, *shape),
-                chunks=(1, 1, *(max(length, 1) for length in shape)),
+                chunks=(1, block, *(max(length, 1) for length in shape)),
                 dtype=dtype,
                 fill_value=np.nan,
                 dimension_names=dims,
@@ -308,7 +395,8 @@ def _write_empty(
         root.create_array(
             f"sample_stats/{name}",
             shape=size,
-            chunks=(1, num_draws),
+            chunks=(1, min(num_draws, 1_000)),
+            compressors=None,
             dtype=kind,
             fill_value=np.nan if kind == "float64" else -1,
             dimension_names=("chain", "draw"),
@@ -381,4 +469,6 @@ def check_same(path: Path, found: Mapping[str, Any], given: Mapping[str, Any]) -
         if isinstance(here, dict) and isinstance(there, dict):
             key = next(k for k in [*here, *there] if here.get(k) != there.get(k))
             name, here, there = f"{name}[{key!r}]", here.get(key), there.get(key)
-        raise ValueError(f"{path} holds another run: its {name} is {there}, here it is {here}; name another folder")
+        raise ValueError(
+            f"{path} holds another run: its {name} is {there}, here it is {here}; make it the same, or name another folder"
+        )

@@ -41,6 +41,26 @@ def test_a_compiled_run_is_the_traced_run(monkeypatch: pytest.MonkeyPatch, num_c
     assert torch.equal(annealed(monkeypatch, True, num_chains=num_chains).draws, compiled.draws)
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="compiling on a CPU needs a C++ compiler")
+def test_laws_whose_operations_write_in_place_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-Cauchy and Dirichlet densities beside two networks, whose priors are one law."""
+    torch.manual_seed(0)
+    net = ps.SparseNet([3, 4, 1], prior=ps.SpikeSlab(0.1, 0.1, 1.0))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        scale = pyro.sample("scale", dist.HalfCauchy(torch.tensor(1.0)))
+        share = pyro.sample("share", dist.Dirichlet(torch.ones(2)))
+        mean = share[0] * net(x).squeeze(-1)
+        with pyro.plate("data", 60, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced, compiled = (annealed(monkeypatch, c, model) for c in (False, True))
+    assert compiled.trace.attrs["program"] == "compiled"
+    assert torch.allclose(compiled.draws, traced.draws, rtol=1e-4, atol=1e-6)
+
+
 def test_without_a_compiler_the_traced_program_runs_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: Any) -> None:
         raise RuntimeError("no working C++ compiler found")

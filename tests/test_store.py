@@ -65,6 +65,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, out: Path, step: int, saved_every
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(store.Store, "is_due", is_due)
+        patch.setattr(store.Store, "close", lambda keeper: keeper._lock.close())  # no farewell
         annealed(out, **options)
 
 
@@ -152,7 +153,7 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "Potential", None)  # all of that is found before the model is traced
         for change, message in changes:
-            with pytest.raises(ValueError, match=f"run.zarr holds another run: {message}; name another folder"):
+            with pytest.raises(ValueError, match=f"run.zarr holds another run: {message}; make it the same"):
                 annealed(tmp_path / "run.zarr", resume=True, **({"num_chains": 2} | change))
     annealed(tmp_path / "run.zarr", resume=True, num_chains=2)
 
@@ -174,7 +175,7 @@ def test_another_model_of_the_same_sites_is_not_gone_on_with(tmp_path: Path, mon
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     annealed(tmp_path / "run.zarr")
     with pytest.raises(
-        FileExistsError, match=r"out must be a new folder or resume=True be given, but .*run.zarr is there"
+        FileExistsError, match=r"out must be a new folder, or resume=True be given, but .*run.zarr is there"
     ):
         annealed(tmp_path / "run.zarr")
     (tmp_path / "file").write_text("text")
@@ -212,15 +213,15 @@ def test_a_disk_that_is_too_small_is_refused_before_the_run(tmp_path: Path, monk
 
 
 def test_a_disk_that_fills_up_stops_the_run_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, count = store.Store._put, []
+    put = store.Store._put
 
-    def failing(keeper: Any, *arguments: Any) -> None:
-        count.append(1)
-        if len(count) > 30:
+    def failing(keeper: Any, name: str, chain: int, draws: slice, values: Any) -> None:
+        if draws.start == 5 and name == "posterior/layer2.weight":
             raise OSError(28, "No space left on device")
-        put(keeper, *arguments)
+        put(keeper, name, chain, draws, values)
 
     with monkeypatch.context() as patch:
+        patch.setattr(store, "FLUSH_BYTES", 0)  # each draw by itself
         patch.setattr(store.Store, "_put", failing)
         with pytest.raises(
             OSError, match=r"draw 5 of chain 0 could not be written to .* \(No space left on device\)"
@@ -302,6 +303,85 @@ def test_a_process_that_is_killed_leaves_a_run_that_another_ends(tmp_path: Path,
         known = expected.trace["sample_stats"]["step"].values
         assert np.array_equal(written[written >= 0], known[written >= 0])
     assert_same(annealed(out, num_chains=2, resume=True), expected)
+
+
+def test_draws_that_come_fast_are_on_disk_within_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several draws a write, and several a chunk: what the checkpoint follows is there, the rest may not be."""
+    monkeypatch.setattr(store, "BLOCK", 5 * 22)
+    killed_at(monkeypatch, tmp_path / "run.zarr", 80, 60)
+    steps = xr.open_datatree(tmp_path / "run.zarr", engine="zarr")["sample_stats"]["step"].values[0]
+    assert (steps[:6] >= 0).all()
+    assert_same(annealed(tmp_path / "run.zarr", resume=True), annealed())
+    draws = ps.load(tmp_path / "run.zarr", make_model(), (X, Y)).draws
+    assert torch.equal(draws[0, -1], draws[0, 11]) and torch.equal(draws[-1, -12], draws[0, 0])
+    for index in ((0, 12), (1, 0), (0, -13)):
+        with pytest.raises(IndexError, match=r"index must lie in \[-"):
+            draws[index]
+
+
+def test_what_is_damaged_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BLOCK", 1)  # a chunk a draw
+    out = tmp_path / "run.zarr"
+    annealed(out)
+    (out / "posterior" / "layer1.weight" / "c" / "0" / "2" / "0" / "0").unlink()
+    loaded = ps.load(out, make_model(), (X, Y))
+    for use in (lambda: loaded.draws[0, 2], lambda: ps.mipp(loaded)):
+        with pytest.raises(ValueError, match=r"run.zarr must hold draw 2 of chain 0, but it is missing or damaged"):
+            use()
+    (out / "posterior" / "layer1.weight" / "c" / "0" / "3" / "0" / "0").write_bytes(b"1234")
+    with pytest.raises(
+        ValueError, match=r"must hold draws 3 to 3 of chain 0, but 'posterior/layer1.weight' cannot be read"
+    ):
+        loaded.draws[0, 3]
+    (out / "sample_stats" / "step" / "c" / "0" / "0").unlink()
+    with pytest.raises(
+        ValueError, match=r"must hold draw 0 of chain 0 to be gone on with, but it is missing or damaged"
+    ):
+        annealed(out, resume=True)
+    (out / store.CHECKPOINT).write_bytes(b"PK")
+    for again in (lambda: annealed(out, resume=True), lambda: ps.load(out, make_model(), (X, Y))):
+        with pytest.raises(ValueError, match=r"checkpoint.npz is damaged \(.*\): delete it, and resume=True"):
+            again()
+    (out / store.CHECKPOINT).unlink()
+    assert_same(annealed(out, resume=True), annealed())
+    (out / "zarr.json").write_text("{")
+    with pytest.raises(ValueError, match=r"zarr.json is damaged \(.*\): the run in it cannot be read"):
+        ps.load(out, make_model(), (X, Y))
+
+
+def test_numbers_of_numpy_and_paths_that_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    schedule = ps.PriorAnnealing(np.int64(5), 10, 10, 5, 60, learning_rate=np.float64(1e-3))  # type: ignore[arg-type]
+    options = {"num_draws": np.int64(12), "num_chains": np.int64(1), "seed": np.int32(0), "batch_size": np.int64(20)}
+    run = annealed(Path("run.zarr"), schedule=schedule, **options)
+    loaded = ps.load("run.zarr", make_model(), (X, Y))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert_same(run, annealed())
+    assert_same(loaded, annealed())
+    with pytest.raises(TypeError, match=r"num_draws must be a whole number, got 4\.0"):
+        annealed(num_draws=4.0)
+
+
+def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(NotADirectoryError, match=r"out must lie in a folder, but .*file is a file"):
+        annealed(tmp_path / "file" / "run.zarr")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "text").write_text("text")
+    with pytest.raises(FileExistsError, match=r"out must be the folder of a run, or a new one, but .*foreign is there"):
+        annealed(tmp_path / "foreign", resume=True)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("..", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", 60, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=r"site '\.\.' must have a name that can be one of a folder"):
+        annealed(tmp_path / "run.zarr", model)
+    with pytest.raises(ValueError, match=r"data must be those of .*, of shapes \[\[60, 3\], \[60\]\], got \[\[59, 3\]"):
+        annealed(tmp_path / "run.zarr")
+        ps.load(tmp_path / "run.zarr", make_model(), (X[:59], Y[:59]))
 
 
 def test_nothing_on_disk_is_a_pickle(tmp_path: Path) -> None:
