@@ -212,6 +212,7 @@ def picture(rows: list[Row], method: str, num_inputs: int, path: Path) -> None:
     left.plot(index, points.f[:NUM_SHOWN], "_", color="#D55E00", markersize=9, label="its true mean")
     left.set(xlabel="test point", ylabel="response", xticks=index)
     left.set_title(f"{PROB:.0%} intervals of one training set", loc="left")
+    left.margins(y=0.15)
     left.legend(frameon=False, ncols=3, fontsize=8)
     count = np.sum([covered(row) for row in own], axis=0)
     at = np.arange(count.min(), len(own) + 1)
