@@ -142,10 +142,10 @@ def plot_inclusion(source: Structure | xr.Dataset | SparseEstimator, names: Sequ
     """
     from matplotlib.ticker import MaxNLocator
 
-    share, weights, num_chains, own = _inclusion(source)
+    runs, weights, num_chains, own = _inclusion(source)
     labels = np.asarray(own if names is None else list(names), dtype=object)
     unique = list(dict.fromkeys(labels))
-    shares = np.array([share[labels == name].max() for name in unique])
+    shares = np.array([runs[:, labels == name].max(1).mean() for name in unique])
     counts = None if weights is None else np.array([weights[labels == name].sum() for name in unique])
     lengths = shares if counts is None or num_chains > 1 else counts
     selected = shares > 0.5 if counts is None else counts > 0
@@ -430,17 +430,17 @@ def _robust_limits(values: Array) -> tuple[float, float]:
 
 
 def _inclusion(source: Structure | xr.Dataset | SparseEstimator) -> tuple[Array, Array | None, int, list[str]]:
-    """Share of runs an input is selected in, kept weights that leave it, number of runs, names."""
+    """Inclusion of each input (run, input), or its mean (1, input); kept weights that leave it, number of runs, names."""
     if isinstance(source, SparseEstimator):
         weights = np.zeros(source.n_features_in_, dtype=int)
         weights[source.columns_] = sum(_weights_leaving(fit.structure) for fit in source.fits_)
         own = getattr(source, "feature_names_in_", [f"x{i}" for i in range(len(weights))])
-        return source.inclusion_probability_, weights, len(source.supports_), [str(name) for name in own]
+        return source.supports_.astype(float), weights, len(source.supports_), [str(name) for name in own]
     if isinstance(source, Structure):
         share = source.input_probability.cpu().numpy()
-        return share, _weights_leaving(source), source.num_chains, _own_names(source)
+        return share[None], _weights_leaving(source), source.num_chains, _own_names(source)
     own = [str(name) for name in source["column"].values]
-    return source["input"].values, None, source.sizes["chain"], own
+    return source["input"].values[None], None, source.sizes["chain"], own
 
 
 def _weights_leaving(structure: Structure) -> Array:

@@ -123,6 +123,16 @@ def test_inclusion_of_levels_is_that_of_their_input(run: Run) -> None:
     assert [bar.get_width() for bar in figure.axes[0].patches] == [2, 0]
 
 
+def test_runs_that_choose_different_levels_choose_their_input() -> None:
+    """Red in the first run, blue in the second: the colour in both."""
+    estimator = ps.SparseRegressor()
+    estimator.n_features_in_, estimator.columns_, estimator.fits_ = 4, np.array([], dtype=int), []
+    estimator.supports_ = np.array([[True, True, False, False], [False, False, True, False]])
+    figure = plots.plot_inclusion(estimator, ["size", "colour", "colour", "colour"])
+    bars = zip(figure.axes[0].get_yticklabels(), figure.axes[0].patches, strict=True)
+    assert {label.get_text(): bar.get_width() for label, bar in bars} == {"colour": 1.0, "size": 0.5}
+
+
 def test_inclusion_of_several_runs_is_a_share(run: Run, tmp_path: Path) -> None:
     probabilities = ps.mipp(run)
     for source in (probabilities, ps.select(run)):
