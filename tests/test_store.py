@@ -216,7 +216,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_keeps_it(tmp_path: Path, monkeyp
     put = store.Store._put
 
     def failing(keeper: Any, name: str, chain: int, draws: slice, values: Any) -> None:
-        if draws.start == 5 and name == "posterior/layer2.weight":
+        if draws.start == 5 and name == "sample_stats/loss":  # its weights are there, its step must not be
             raise OSError(28, "No space left on device")
         put(keeper, name, chain, draws, values)
 
