@@ -222,7 +222,7 @@ def test_the_regression_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="compiling on a CPU needs a C++ compiler")
 def test_the_step_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
     rows = smoke("step.py", tmp_path / "rows.jsonl")
-    assert [row["kind"] for row in rows] == ["ceilings", "precision"] + 10 * ["step"]
+    assert [row["kind"] for row in rows] == ["ceilings", "precision"] + 5 * ["step"]
     assert rows[1]["float32"] < 1e-5 < rows[1]["bfloat16"] < 0.1
     methods = ["SGD", "foreach", "plain", "graph", "compiled graph"]
-    assert [row["method"] for row in rows[2:]] == 2 * methods and all(row["milliseconds"] > 0 for row in rows[2:])
+    assert [row["method"] for row in rows[2:]] == methods and all(row["milliseconds"] > 0 for row in rows[2:])

@@ -46,8 +46,15 @@ def annealed(schedule: ps.PriorAnnealing = SCHEDULE, **options: Any) -> ps.Run:
     return ps.anneal(model, (X, Y), schedule, **({"batch_size": 20, "num_draws": 10, "progress": False} | options))
 
 
-@pytest.mark.parametrize("compiling", [False, pytest.param(True, marks=needs_compiler)])
-@pytest.mark.parametrize("options", [{}, {"num_chains": 2}, {"batch_size": None}])
+@pytest.mark.parametrize(
+    ("options", "compiling"),
+    [
+        ({}, False),
+        ({"num_chains": 2}, False),
+        ({"batch_size": None}, False),
+        pytest.param({"num_chains": 2}, True, marks=needs_compiler),
+    ],
+)
 def test_a_graph_makes_the_same_run(
     options: dict[str, Any], compiling: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

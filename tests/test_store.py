@@ -86,8 +86,7 @@ def assert_same(found: ps.Run, expected: ps.Run) -> None:
     assert (found.schedule, found.seed, found.input_names) == (expected.schedule, expected.seed, expected.input_names)
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("num_chains", [1, 2])
+@pytest.mark.parametrize(("num_chains", "together"), [(1, True), (2, True), (2, False)])
 def test_a_run_on_disk_is_the_run_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_chains: int, together: bool
 ) -> None:
@@ -109,7 +108,7 @@ def test_a_run_on_disk_is_the_run_in_memory(
 
 @pytest.mark.parametrize(
     ("step", "saved_every", "together"),
-    [(1, 1, True), (37, 10, True), (61, 7, True), (90, 90, True), (37, 1, False), (95, 4, False), (170, 11, False)],
+    [(1, 1, True), (61, 7, True), (90, 90, True), (95, 4, False), (170, 11, False)],
 )
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, saved_every: int, together: bool
