@@ -198,15 +198,16 @@ def _opened(
 def _stoppable(gently: bool) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed, for runs that end with the step they are in; pressed twice, it acts at once."""
     asked: list[int] = []
-    if not gently or threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+    before = signal.getsignal(signal.SIGINT)
+    if not gently or not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # nor where the signal is ignored, or another program's
         return
 
     def note(number: int, frame: Any) -> None:
         asked.append(number)
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
         yield lambda: bool(asked)
     finally:
@@ -253,7 +254,7 @@ class _Way:
         self, spec: Specification, table: Table, num_draws: int, num_chains: int, keeper: "Memory | Store", label: str
     ) -> None:
         self.spec, self.keeper, self.num_draws = spec, keeper, num_draws
-        self._table, self._label, self._num_chains = table, label, num_chains
+        self._table, self._label = table, label
         self._draw_of = {step: draw for draw, step in enumerate(_draw_steps(table.schedule, num_draws))}
         self._period = max(1, table.schedule.num_steps // 200)
         self.ended: list[Tensor] = []

@@ -141,8 +141,8 @@ class Store:
         self.path = path
         self._layout, self._like = layout, like
         self._pending: list[tuple[int, int, Tensor, Mapping[str, float]]] = []
-        self._lock = _locked(path / LOCK)
         self._group = _open(path, "r+")
+        self._lock = _locked(path / LOCK)
         self._arrays: dict[str, Any] = {}
         self._due = time.monotonic() + SECONDS
         self._flush_due = 0.0
@@ -449,7 +449,7 @@ def data_of(spec: Specification) -> dict[str, Any]:
 
 
 def model_of(spec: Specification) -> dict[str, Any]:
-    """What identifies the sites of a model, and their priors at the final spike."""
+    """What identifies the sites of a model and their priors."""
     sites = [[site.name, site.kind, *site.shape] for site in spec.layout.sites]
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     names = ("slab_prob", "spike_scale", "slab_scale", "initial_spike_scale")

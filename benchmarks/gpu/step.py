@@ -20,12 +20,12 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import RESULTS, Row, append_row
-from step import FRICTION, RATE, Problem
+from step import FRICTION, RATE, Problem, foreach, sgd
 
 import pyro_sparse as ps
 from pyro_sparse.inference.inspection import inspect, start
@@ -112,36 +112,6 @@ def precision(sizes: list[int], rows: int, batch: int, like: Tensor) -> Row:
         errors[name] = float((found - right).norm() / right.norm())
     torch.set_float32_matmul_precision("highest")
     return errors
-
-
-def sgd(problem: Problem) -> Callable[[int], Any]:
-    """torch.optim.SGD with momentum, its fused kernel where there is one."""
-    net = problem.plain()
-    fused = problem.like.device.type == "cuda"
-    optimiser = torch.optim.SGD(net.parameters(), RATE, momentum=1 - FRICTION, fused=fused)
-
-    def step(number: int) -> None:
-        optimiser.zero_grad()
-        problem.loss(net, number).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-
-    return step
-
-
-def foreach(problem: Problem) -> Callable[[int], Any]:
-    """torch.autograd.grad and one call for all tensors."""
-    net: nn.Module = problem.plain()
-    parameters = list(net.parameters())
-    momenta = [torch.zeros_like(p) for p in parameters]
-
-    def step(number: int) -> None:
-        gradients = torch.autograd.grad(problem.loss(net, number), parameters)
-        with torch.no_grad():
-            torch._foreach_mul_(momenta, 1 - FRICTION)
-            torch._foreach_add_(momenta, gradients, alpha=-RATE)
-            torch._foreach_add_(parameters, momenta)
-
-    return step
 
 
 def ours(problem: Problem) -> Iterator[tuple[str, Step]]:
