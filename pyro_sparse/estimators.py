@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -321,7 +321,14 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         new.structure_ = new.fit_.structure
         return new
 
-    def effects(self, X: Any, prob: float = 0.95, num_points: int = 20, num_rows: int = 2_000) -> pd.DataFrame:
+    def effects(
+        self,
+        X: Any,
+        prob: float = 0.95,
+        num_points: int = 20,
+        num_rows: int = 2_000,
+        groups: Mapping[str, Sequence[str | int]] | None = None,
+    ) -> pd.DataFrame:
         """Direction and shape of what each selected input does: its partial dependence, with intervals.
 
         Args:
@@ -329,10 +336,13 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             prob: probability content of the intervals, in (0, 1).
             num_points: values of each input, evenly spaced between its quantiles of 5 and 95 %; all where it has few.
             num_rows: evenly spaced rows that are used; all where X has no more.
+            groups: by name, inputs that are coded by several columns of 0 and 1, at most one of them 1 in a row, as one-hot
+                text is. Such an input has one effect, whose values are its selected columns, and "any other" for none.
 
         Returns:
-            Columns ``input``, ``value``, ``mean``, ``lower``, ``upper`` in units of inputs and response; for a classifier
-            the means are probabilities, and ``class`` says of which.
+            Columns ``input``, ``value``, ``mean``, ``mean_lower``, ``mean_upper``, and ``difference``,
+            ``difference_lower``, ``difference_upper`` from the mean at the first value of the input, in units of inputs and
+            response; for a classifier the means are probabilities, and ``class`` says of which.
         """
         check_is_fitted(self)
         for argument, least in (("num_points", 2), ("num_rows", 1)):
@@ -341,14 +351,47 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
                 raise ValueError(f"{argument} must be a whole number >= {least}, got {value!r}")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         rows = self._inputs(X[np.unique(np.linspace(0, len(X) - 1, num_rows).astype(int))], self.columns_)
-        tables = [pd.DataFrame(columns=["input", "value", "mean", "lower", "upper"])]
-        for name, column in zip(self.selected_inputs_, self.get_support(indices=True), strict=True):
-            values = _grid(X[:, column], num_points)
-            place = int(np.flatnonzero(self.columns_ == column)[0])
-            scaled = (values - self.x_mean_[column]) / self.x_scale_[column]
+        tables = [pd.DataFrame(columns=["input", "value", *_EFFECT])]
+        for name, columns in self._effect_inputs(X, groups or {}).items():
+            if isinstance(columns, int):
+                labels = values = _grid(X[:, columns], num_points)
+            else:
+                values = _levels(X[:, columns])
+                labels = np.array([_level(row, self._names_of(columns)) for row in values], dtype=object)
+            place = np.searchsorted(self.columns_, columns).tolist()
+            scaled = (values - self.x_mean_[columns]) / self.x_scale_[columns]
             dependence = partial_dependence(self.fits_, rows, place, scaled, prob)
-            tables += self._effect_tables({"input": name, "value": values}, dependence)
+            tables += self._effect_tables({"input": name, "value": labels}, dependence)
         return pd.concat(tables[1:] or tables, ignore_index=True)
+
+    def _names_of(self, columns: Sequence[int]) -> list[Any]:
+        names = getattr(self, "feature_names_in_", np.arange(self.n_features_in_))
+        return [names[column] for column in columns]
+
+    def _effect_inputs(self, X: Array, groups: Mapping[str, Sequence[str | int]]) -> dict[Any, int | list[int]]:
+        """The column of each selected input, the selected ones of each group, in order."""
+        place = {name: column for column, name in enumerate(self._names_of(range(self.n_features_in_)))}
+        owner: dict[int, str] = {}
+        for group, members in groups.items():
+            for member in members:
+                if member not in place or place[member] in owner:
+                    how = "known columns" if member not in place else "each column once"
+                    raise ValueError(f"groups must list {how}, got {member!r} in {group!r}")
+                owner[place[member]] = group
+            coded = X[:, [place[member] for member in members]]
+            if not (np.isin(coded, (0, 1)).all() and (coded.sum(1) <= 1).all()):
+                raise ValueError(
+                    f"groups must list columns of 0 and 1, at most one of them 1 in a row, got others in {group!r}"
+                )
+        inputs: dict[Any, int | list[int]] = {}
+        for name, column in zip(self.selected_inputs_, self.get_support(indices=True).tolist(), strict=True):
+            if column not in owner:
+                inputs[name] = column
+                continue
+            members_of = inputs.setdefault(owner[column], [])
+            assert isinstance(members_of, list)
+            members_of.append(column)
+        return inputs
 
     def _effect_tables(self, labels: dict[str, Any], dependence: xr.Dataset) -> list[pd.DataFrame]:
         raise NotImplementedError
@@ -533,8 +576,8 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         return table * self.y_scale_ + self.y_mean_
 
     def _effect_tables(self, labels: dict[str, Any], dependence: xr.Dataset) -> list[pd.DataFrame]:
-        ends = {name: dependence[key].values * self.y_scale_ + self.y_mean_ for name, key in _ENDS.items()}
-        return [pd.DataFrame(labels | ends)]
+        values = {name: dependence[name].values * self.y_scale_ for name in _EFFECT}
+        return [pd.DataFrame(labels | {n: v + self.y_mean_ if n.startswith("mean") else v for n, v in values.items()})]
 
     @property
     def noise_scale_(self) -> float | None:
@@ -625,16 +668,17 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
         return table.assign(set=[" ".join(map(str, self.classes_[row])) for row in members])
 
     def _effect_tables(self, labels: dict[str, Any], dependence: xr.Dataset) -> list[pd.DataFrame]:
-        ends = dict(zip(_ENDS, self._by_class(dependence), strict=True))
+        values = [*self._by_class(dependence), *self._by_class(dependence, "difference", 0.0)]
+        columns = dict(zip(_EFFECT, values, strict=True))
         classes = enumerate(self.classes_)
-        return [pd.DataFrame(labels | {n: v[:, k] for n, v in ends.items()} | {"class": c}) for k, c in classes]
+        return [pd.DataFrame(labels | {n: v[:, k] for n, v in columns.items()} | {"class": c}) for k, c in classes]
 
-    def _by_class(self, dataset: xr.Dataset) -> tuple[Array, Array, Array]:
-        """Probability, lower and upper end, (rows, num_classes) each."""
-        mean, lower, upper = (dataset[name].values for name in ("mean", "mean_lower", "mean_upper"))
+    def _by_class(self, dataset: xr.Dataset, name: str = "mean", total: float = 1.0) -> tuple[Array, Array, Array]:
+        """Probability, lower and upper end, (rows, num_classes) each; or of other numbers whose classes sum to ``total``."""
+        mean, lower, upper = (dataset[name + end].values for end in ("", "_lower", "_upper"))
         if mean.ndim == 2:
             return mean, lower, upper
-        pair = [np.stack([1 - other, own], 1) for own, other in ((mean, mean), (lower, upper), (upper, lower))]
+        pair = [np.stack([total - other, own], 1) for own, other in ((mean, mean), (lower, upper), (upper, lower))]
         return pair[0], pair[1], pair[2]
 
     def _num_outputs(self) -> int:
@@ -666,7 +710,8 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
         return torch.zeros(1, dtype=torch.float32 if len(self.classes_) == 2 else torch.int64)
 
 
-_ENDS = {"mean": "mean", "lower": "mean_lower", "upper": "mean_upper"}
+_EFFECT = [name + end for name in ("mean", "difference") for end in ("", "_lower", "_upper")]
+ANY_OTHER = "any other"  # level of a coded input
 _OUTPUTS = {"normal": 1, "heteroscedastic": 2, "poisson": 1}  # of the network, by family of the regressor
 
 
@@ -682,6 +727,15 @@ def _grid(values: Array, num_points: int) -> Array:
         return different
     low, high = np.quantile(values, [0.05, 0.95])
     return np.linspace(low, high, num_points) if high > low else different[[0, -1]]
+
+
+def _levels(coded: Array) -> Array:
+    """The different rows of columns of 0 and 1: those with a 1 in the order of the columns, the one without last."""
+    return np.unique(coded, axis=0)[::-1]
+
+
+def _level(row: Array, names: list[Any]) -> Any:
+    return names[int(row.argmax())] if row.any() else ANY_OTHER
 
 
 def _check_scale(name: str, scale: Array) -> None:

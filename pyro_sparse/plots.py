@@ -497,22 +497,24 @@ def _class_labels(effects: pd.DataFrame) -> list[str]:
 
 
 def _draw_effect(panel: "Axes", name: str, effect: pd.DataFrame, data: Array | None) -> None:
-    """One line with its band a class, or dots with bars at the two values of a column of 0 and 1."""
-    few = effect["value"].nunique() <= 2
+    """One line with its band a class, or dots with bars at two values or at levels of text."""
+    values = list(dict.fromkeys(effect["value"]))
+    apart = len(values) <= 2 or isinstance(values[0], str)
     groups = [(None, effect)] if "class" not in effect else list(effect.groupby("class", sort=False))
     for number, (label, part) in enumerate(groups):
-        x, mean, low, high = (part[column].to_numpy(dtype=float) for column in ("value", "mean", "lower", "upper"))
+        mean, low, high = (part[column].to_numpy(dtype=float) for column in ("mean", "mean_lower", "mean_upper"))
         color, text = COLORS[number % len(COLORS)], None if label is None else _short(label)
-        if few:
-            place = np.arange(len(x)) + 0.12 * (number - (len(groups) - 1) / 2)
+        if apart:
+            place = np.arange(len(mean)) + 0.12 * (number - (len(groups) - 1) / 2)
             panel.errorbar(place, mean, (mean - low, high - mean), fmt="o", color=color, markersize=5, label=text)
         else:
+            x = part["value"].to_numpy(dtype=float)
             panel.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
             panel.plot(x, mean, color=color, linewidth=1.6, label=text)
-    if few:
-        values = sorted(effect["value"].unique())
-        named = ["no", "yes"] if "=" in name and values == [0, 1] else [f"{value:g}" for value in values]
-        panel.set_xticks(range(len(values)), named)
+    if apart:
+        named = [_short(value) if isinstance(value, str) else f"{value:g}" for value in values]
+        upright = sum(map(len, named)) > 18
+        panel.set_xticks(range(len(values)), named, rotation=90 if upright else 0)
         panel.set_xlim(-0.5, len(values) - 0.5)
     elif data is not None:
         panel.margins(x=0.02)

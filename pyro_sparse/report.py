@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from pyro_sparse import plots
-from pyro_sparse.estimators import SparseClassifier, SparseRegressor
+from pyro_sparse.estimators import ANY_OTHER, SparseClassifier, SparseRegressor
 from pyro_sparse.folders import ESTIMATOR, TRACE, write_json
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.trace import package_version
@@ -65,7 +65,7 @@ def study(name: str, train: Table, test: Table, estimator: Estimator) -> Study:
         predictions = _predictions(estimator, test)
     seconds = round(time.perf_counter() - started, 1)
     with collected_warnings():  # the same as above, of other rows
-        effects = estimator.effects(train.inputs, PROB)
+        effects = with_levels(estimator.effects(train.inputs, PROB, groups=train.encoding.groups), train.encoding)
     metrics = _metrics(train, test, estimator, predictions, effects) | {"seconds": seconds}
     return Study(name, estimator, train, test, predictions, effects, metrics, notes)
 
@@ -104,6 +104,20 @@ def _predictions(estimator: Estimator, test: Table) -> pd.DataFrame:
     table = predicted(estimator, test.inputs, PROB)
     table.insert(0, "observed", test.target)
     return table
+
+
+def with_levels(effects: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
+    """The effects with the levels of text in place of the columns that code them."""
+    effects = effects.copy()
+    for column in encoding.columns:
+        own = effects["input"] == column.name
+        if column.levels is None or not own.any():
+            continue
+        level = dict(zip(column.encoded_names, column.coded_levels, strict=True))
+        others = [one for one in column.levels if one not in {level.get(value) for value in effects.loc[own, "value"]}]
+        level[ANY_OTHER] = " or ".join(others) if len(others) <= 3 else ANY_OTHER
+        effects.loc[own, "value"] = effects.loc[own, "value"].map(level)
+    return effects
 
 
 def selected_inputs(estimator: Estimator, encoding: Encoding) -> list[str]:

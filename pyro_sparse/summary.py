@@ -18,11 +18,10 @@ MAX_EFFECTS = 12  # lines of the summary
 def directions(effects: pd.DataFrame) -> list[dict[str, Any]]:
     """Which way each selected input moves the mean, and how far.
 
-    ``direction`` is "rises" or "falls" where all but a twentieth of the way leads there, "not monotone" elsewhere, and
-    "no clear effect on its own" where the highest and the lowest point differ by less than the interval of their
-    difference, both taken as independent (they mostly go together, which makes it narrower). ``ends`` are the
-    points ``[value, mean, lower, upper]`` at both ends of the way, or the lowest and the highest. Of two classes the
-    second is described, of more the one that the input moves most.
+    ``direction`` is "rises" or "falls" where all but a twentieth of the way leads there, "not monotone" elsewhere, "differs"
+    between levels of text, and "no clear effect on its own" where the interval of every difference from the first point
+    holds 0. ``ends`` are the points ``[value, mean, lower, upper]`` at both ends of the way, or the lowest and the highest.
+    Of two classes the second is described, of more the one that the input moves most.
     """
     if "class" in effects and len(effects):
         classes = list(effects["class"].unique())
@@ -37,19 +36,21 @@ def _direction(name: str, effect: pd.DataFrame) -> dict[str, Any]:
         groups = effect.groupby("class", sort=False)["mean"]
         most = (groups.max() - groups.min()).idxmax()
         effect, found["class"] = effect[effect["class"] == most], str(most)
-    points = effect[["value", "mean", "lower", "upper"]].to_numpy(dtype=float)
-    mean = points[:, 1]
+    points = effect[["value", "mean", "mean_lower", "mean_upper"]].to_numpy().tolist()
+    mean = effect["mean"].to_numpy(dtype=float)
     steps = np.diff(mean)
     up, down = steps[steps > 0].sum(), -steps[steps < 0].sum()
-    low, high = points[mean.argmin()], points[mean.argmax()]
-    ends = [points[0], points[-1]]
-    if not high[1] - low[1] > np.hypot(high[1] - high[2], low[3] - low[1]):
-        direction, ends = "no clear effect on its own", [low, high]
-    elif min(up, down) > 0.05 * (high[1] - low[1]):
-        direction, ends = "not monotone", [low, high]
+    extremes, ends = [points[mean.argmin()], points[mean.argmax()]], [points[0], points[-1]]
+    clear = ((effect["difference_lower"] > 0) | (effect["difference_upper"] < 0)).any()
+    if not clear:
+        direction, ends = "no clear effect on its own", extremes
+    elif isinstance(points[0][0], str):
+        direction, ends = "differs", extremes
+    elif min(up, down) > 0.05 * np.ptp(mean):
+        direction, ends = "not monotone", extremes
     else:
         direction = "rises" if up > down else "falls"
-    return found | {"direction": direction, "ends": [[float(number) for number in point] for point in ends]}
+    return found | {"direction": direction, "ends": ends}
 
 
 def summary(name: str, metrics: dict[str, Any], notes: Sequence[str] = ()) -> str:
@@ -125,7 +126,8 @@ def _effects(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [f"on {moved}, averaged over the rows fitted, with {PROB:.0%} intervals"]
     for effect in effects[:MAX_EFFECTS]:
         start, end = (
-            f"{mean:.3g} ({lower:.3g} to {upper:.3g}) at {value:.4g}" for value, mean, lower, upper in effect["ends"]
+            f"{mean:.3g} ({lower:.3g} to {upper:.3g}) at {_value(value)}"
+            for value, mean, lower, upper in effect["ends"]
         )
         one_way = effect["direction"] in ("rises", "falls")
         way = f" from {start} to {end}" if one_way else f": between {start} and {end}"
@@ -134,6 +136,10 @@ def _effects(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     more = len(effects) - MAX_EFFECTS
     lines += [f"and {more} more in effects.csv"] if more > 0 else []
     return [("effects" if not number else "", line) for number, line in enumerate(lines)]
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list[tuple[str, str]]:

@@ -71,6 +71,11 @@ class Encoding:
     def text_columns(self) -> list[str]:
         return [column.name for column in self.columns if column.levels is not None]
 
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The columns of each text input."""
+        return {column.name: column.encoded_names for column in self.columns if column.levels is not None}
+
     def encode(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The encoded inputs of a table without blanks.
 

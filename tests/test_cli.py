@@ -89,6 +89,11 @@ def test_fit_writes_what_it_promises(fitted: tuple[Path, str]) -> None:
         assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
     trace = xr.open_datatree(folder / "trace.zarr", engine="zarr", consolidated=False)
     assert trace["posterior"].sizes["draw"] in (60, 100)  # of the cooling quarter of 240 or 400 steps
+    effects = pd.read_csv(folder / "effects.csv").set_index("input")
+    assert set(effects.index) == {"size", "colour"} and set(effects.loc["colour", "value"]) == set(SHIFT)
+    for level, shift in SHIFT.items():
+        (row,) = effects.loc["colour"][effects.loc["colour", "value"] == level].to_dict("records")
+        assert row["difference"] == pytest.approx(shift - SHIFT[effects.loc["colour", "value"].iloc[0]], abs=0.3)
     structure = json.loads((folder / "structure.json").read_text())
     assert structure["num_kept"] == sum(len(site["kept"]) for site in structure["weights"].values())
 

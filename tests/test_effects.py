@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -33,7 +34,7 @@ def test_the_mean_is_that_of_scikit_learn(fitted: ps.SparseRegressor) -> None:
         values = {column: part["value"].to_numpy()}
         theirs = partial_dependence(fitted, X, [column], custom_values=values, method="brute")["average"][0]
         assert np.allclose(part["mean"], theirs, atol=1e-5)
-    assert ((table["lower"] < table["mean"]) & (table["mean"] < table["upper"])).all()
+    assert ((table["mean_lower"] < table["mean"]) & (table["mean"] < table["mean_upper"])).all()
     assert table[table["input"] == 3]["value"].tolist() == [0.0, 1.0]
     assert np.allclose(table[table["input"] == 0]["value"].iloc[[0, -1]], np.quantile(X[:, 0], [0.05, 0.95]))
 
@@ -77,6 +78,16 @@ def test_the_interval_is_the_textbooks_for_a_linear_model() -> None:
     assert np.allclose(table["mean"], at @ weights, atol=1e-6)
     assert np.allclose(table["mean_upper"] - table["mean"], half, rtol=1e-4)
     assert table["value"].values.tolist() == values
+    slope = stats.norm.ppf(0.95) * np.sqrt(sigma2 * inverse[2, 2])
+    assert np.allclose(table["difference"], weights[2] * np.array([0.0, 1.0, 3.0]), atol=1e-6)
+    assert np.allclose(table["difference_upper"] - table["difference"], slope * np.array([0.0, 1.0, 3.0]), rtol=1e-4)
+    assert np.allclose(table["difference_lower"] + table["difference_upper"], 2 * table["difference"])
+
+    at[:, 1] = [0.0, 1.0, 1.0]
+    both = ps.partial_dependence(fit, x, [2, 1], np.stack([values, at[:, 1]], 1), prob=0.9)
+    assert np.allclose(both["mean"], at @ weights, atol=1e-6) and both["value"].values.tolist() == [0, 1, 2]
+    half = stats.norm.ppf(0.95) * np.sqrt(sigma2 * np.einsum("ij,jk,ik->i", at, inverse, at))
+    assert np.allclose(both["mean_upper"] - both["mean"], half, rtol=1e-4)
 
 
 def test_intervals_of_probabilities_and_rates_stay_where_those_lie() -> None:
@@ -102,6 +113,13 @@ def test_several_fits_are_averaged_by_the_law_of_total_variance() -> None:
     half = stats.norm.ppf(0.975) * np.sqrt(within.mean(0) + means.var(0))
     assert np.allclose(table["mean_upper"] - table["mean"], half, rtol=1e-6)
     new = x.numpy()
+    slopes = [one["difference"].values[1] for one in single]
+    sure = [
+        (one["difference_upper"].values[1] - slope) / stats.norm.ppf(0.975)
+        for one, slope in zip(single, slopes, strict=True)
+    ]
+    half = stats.norm.ppf(0.975) * np.sqrt(np.mean(np.square(sure)) + np.var(slopes))
+    assert float(table["difference_upper"][1] - table["difference"][1]) == pytest.approx(half, rel=1e-6)
     single = [ps.predict(one, new, 0.9) for one in (fit, other)]
     table = ps.predict([fit, other], new, 0.9)
     means = np.array([one["mean"].values for one in single])
@@ -123,10 +141,13 @@ def test_several_fits_are_averaged_by_the_law_of_total_variance() -> None:
         (4, [0.0], 0.9, "column must be one of the 4 columns of the model's first argument, got 4"),
         (-1, [0.0], 0.9, "got -1"),
         (0, [], 0.9, r"values must list at least one number, got shape \(0,\)"),
+        ([0, 1], [0.0, 1.0], 0.9, r"values must list rows of 2 numbers, one a column, got shape \(2,\)"),
+        ([0, 1], [[0.0, 1.0, 2.0]], 0.9, r"values must list rows of 2 numbers, one a column, got shape \(1, 3\)"),
+        ([0, 4], [[0.0, 1.0]], 0.9, "column must be one of the 4 columns of the model's first argument, got 4"),
         (0, [0.0], 90, r"prob must lie in \(0, 1\), got 90"),
     ],
 )
-def test_bad_arguments_are_named(column: int, values: list[float], prob: float, message: str) -> None:
+def test_bad_arguments_are_named(column: Any, values: Any, prob: float, message: str) -> None:
     fit, x, _ = linear_fit()
     with pytest.raises(ValueError, match=message):
         ps.partial_dependence(fit, x, column, values, prob)
@@ -153,3 +174,52 @@ def test_the_gradient_of_an_average_is_the_average_of_gradients(own_size: bool) 
     assert torch.allclose(mean, fit.evaluate(fit.mean, new).mean(0), atol=1e-6)
     assert torch.allclose(gradient, fit.jacobian(fit.mean, new).mean(0), atol=1e-5)
     assert float(gradient.abs().max()) > 0.01
+
+
+@pytest.fixture(scope="module")
+def coded() -> tuple[ps.SparseRegressor, pd.DataFrame]:
+    """One input of four levels, where only two differ from the rest, and one number."""
+    rng = np.random.default_rng(5)
+    level = rng.integers(0, 4, 400)
+    columns = {f"k={name}": (level == number).astype(float) for number, name in enumerate("abcd")}
+    inputs = pd.DataFrame(columns | {"z": rng.normal(size=400)})
+    y = 2.0 * (level == 1) - 3.0 * (level == 2) + inputs["z"] + 0.5 * rng.normal(size=400)
+    return ps.SparseRegressor(hidden=(), random_state=0).fit(inputs, y), inputs
+
+
+def test_a_coded_input_has_one_effect_with_the_mean_at_each_level(
+    coded: tuple[ps.SparseRegressor, pd.DataFrame],
+) -> None:
+    """Each row as if it had that level and no other."""
+    fitted, inputs = coded
+    assert fitted.selected_inputs_ == ["k=b", "k=c", "z"]
+    table = fitted.effects(inputs, num_points=3, groups={"k": [f"k={name}" for name in "abcd"]})
+    assert table["input"].tolist() == ["k"] * 3 + ["z"] * 3
+    own = table[table["input"] == "k"].set_index("value")
+    assert own.index.tolist() == ["k=b", "k=c", "any other"]
+    for level, row in own.iterrows():
+        moved = inputs.assign(**{name: float(name == level) for name in inputs if name != "z"})
+        assert row["mean"] == pytest.approx(fitted.predict(moved).mean(), abs=1e-6)
+    assert own.loc["k=c", "difference"] == pytest.approx(own.loc["k=c", "mean"] - own.loc["k=b", "mean"])
+    assert abs(own.loc["any other", "difference"] + 2) < 0.2 and own.loc["any other", "difference_upper"] < -1.8
+    alone = fitted.effects(inputs, num_points=3)
+    assert list(alone["input"].unique()) == ["k=b", "k=c", "z"]
+    pd.testing.assert_frame_equal(
+        alone.iloc[-3:].reset_index(drop=True), table.iloc[-3:].reset_index(drop=True), check_dtype=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"k": ["k=a", "k=e"]}, "groups must list known columns, got 'k=e' in 'k'"),
+        ({"k": ["k=a"], "l": ["k=a"]}, "groups must list each column once, got 'k=a' in 'l'"),
+        ({"k": ["k=a", "z"]}, "groups must list columns of 0 and 1, at most one of them 1 in a row, got others in 'k'"),
+    ],
+)
+def test_groups_that_are_none_are_named(
+    coded: tuple[ps.SparseRegressor, pd.DataFrame], groups: dict[str, list[str | int]], message: str
+) -> None:
+    fitted, inputs = coded
+    with pytest.raises(ValueError, match=message):
+        fitted.effects(inputs, groups=groups)

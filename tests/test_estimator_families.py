@@ -61,6 +61,11 @@ def test_the_table_of_two_classes_is_symmetric(classified: ps.SparseClassifier) 
 def test_the_effects_of_a_classifier_are_probabilities(classified: ps.SparseClassifier) -> None:
     effects = classified.effects(pd.DataFrame(X, columns=list("abcdef")), num_points=5)
     assert set(effects["class"]) == {"no", "yes"} and len(effects) == 2 * 2 * 5
+    for _, part in effects.groupby(["input", "class"]):
+        assert np.allclose(part["difference"], part["mean"] - part["mean"].iloc[0])
+        assert (part["difference_lower"] <= part["difference"]).all() and (
+            part["difference"] <= part["difference_upper"]
+        ).all()
     rising = effects[(effects["input"] == "b") & (effects["class"] == "yes")]["mean"]
     falling = effects[(effects["input"] == "b") & (effects["class"] == "no")]["mean"]
     assert (np.diff(rising) > 0).all() and np.allclose(rising.to_numpy(), 1 - falling.to_numpy())

@@ -176,7 +176,8 @@ def effects_of(count: int, classes: list[str] | None = None, values: int = 15) -
         for k, label in enumerate(classes or [""]):
             value = np.linspace(0.0, 1.0, values)
             mean = (number + 1) * value * (-1) ** k / (k + 1)
-            part = {"input": f"x{number}", "value": value, "mean": mean, "lower": mean - 0.5, "upper": mean + 1}
+            part = {"input": f"x{number}", "value": value, "mean": mean}
+            part |= {"mean_lower": mean - 0.5, "mean_upper": mean + 1}
             parts.append(pd.DataFrame(part | ({"class": label} if classes else {})))
     return pd.concat(parts)
 
@@ -200,12 +201,13 @@ def test_effects_have_a_panel_each_with_line_band_and_deciles(tmp_path: Path) ->
     assert panels["x0"].get_ylim() == panels["x1"].get_ylim()
 
 
-def test_effects_of_two_values_are_dots(tmp_path: Path) -> None:
-    effects = effects_of(2, values=2)
-    figure = plots.plot_effects(effects.replace({"x0": "colour=red"}))
+def test_effects_of_levels_and_of_two_values_are_dots(tmp_path: Path) -> None:
+    effects = effects_of(2, values=2).astype({"value": object})
+    effects.loc[effects["input"] == "x0", "value"] = ["light grey", "green"]
+    figure = plots.plot_effects(effects)
     assert figure is not None and saved(figure, tmp_path) > 3_000
     panels = drawn(figure)
-    assert [label.get_text() for label in panels["colour=red"].get_xticklabels()] == ["no", "yes"]
+    assert [label.get_text() for label in panels["x0"].get_xticklabels()] == ["light grey", "green"]
     assert [label.get_text() for label in panels["x1"].get_xticklabels()] == ["0", "1"]
     (bars,) = panels["x1"].containers
     assert list(bars[0].get_ydata()) == [0, 2]

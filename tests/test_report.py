@@ -12,9 +12,11 @@ from sklearn import metrics as sklearn
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from pyro_sparse import folders
+from pyro_sparse.estimators import ANY_OTHER
 from pyro_sparse.measures import deviances, least_squares, log_losses, measured, standard_errors
+from pyro_sparse.report import with_levels
 from pyro_sparse.summary import directions, summary
-from pyro_sparse.tables import Table, prepare
+from pyro_sparse.tables import Column, Encoding, Table, prepare
 
 NETWORK = "sparse model"
 
@@ -141,7 +143,10 @@ def test_standard_errors_of_a_paired_difference() -> None:
 
 def effect(means: list[float], half: float = 0.1, **more: Any) -> pd.DataFrame:
     mean, value = np.array(means), np.arange(float(len(means)))
-    return pd.DataFrame({"input": "u", "value": value, "mean": mean, "lower": mean - half, "upper": mean + half} | more)
+    columns = {"input": "u", "value": value, "mean": mean, "mean_lower": mean - half, "mean_upper": mean + half}
+    far = mean - mean[0]
+    columns |= {"difference": far, "difference_lower": far - 1.4 * half, "difference_upper": far + 1.4 * half}
+    return pd.DataFrame(columns | more)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +158,8 @@ def effect(means: list[float], half: float = 0.1, **more: Any) -> pd.DataFrame:
         ([0, 1], "rises", [0, 1]),
         ([0, 2, 1], "not monotone", [0, 2]),
         ([1, 0, 3, 2.5], "not monotone", [0, 3]),
-        ([1, 1.15, 1.145], "rises", [1, 1.145]),  # their difference of .15 exceeds the root of .1² + .1²
+        ([1, 1.15, 1.145], "rises", [1, 1.145]),  # a difference of .15, whose interval reaches by .14 to both sides
+        ([1.15, 1, 1.005], "falls", [1.15, 1.005]),
         ([1, 1.1, 1.13], "no clear effect on its own", [1, 1.13]),
     ],
 )
@@ -162,6 +168,26 @@ def test_direction_of_an_effect(means: list[float], direction: str, ends: list[f
     assert found["direction"] == direction and [mean for _, mean, _, _ in found["ends"]] == pytest.approx(ends)
     for _, mean, lower, upper in found["ends"]:
         assert (mean - lower, upper - mean) == pytest.approx((0.1, 0.1))
+
+
+def test_levels_of_text_differ_between_extremes() -> None:
+    (found,) = directions(effect([2, 5, 1, 3], value=["red", "blue", "green", "any other"]))
+    assert found["direction"] == "differs" and [end[:2] for end in found["ends"]] == [["green", 1], ["blue", 5]]
+    assert "u: differs: between 1 (0.9 to 1.1) at green and 5 (4.9 to 5.1) at blue" in study(effects=[found])
+    (found,) = directions(effect([2, 2.1], value=["red", "blue"]))
+    assert found["direction"] == "no clear effect on its own"
+
+
+def test_effects_name_levels_in_place_of_columns() -> None:
+    columns = (Column("k", ("a", "b", "c")), Column("l", ("no", "yes")), Column("u"))
+    parts = [effect([0, 1, 2], value=["k=a", "k=c", ANY_OTHER], input="k")]
+    parts += [effect([0, 1], value=["l=yes", ANY_OTHER], input="l"), effect([0, 1])]
+    named = with_levels(pd.concat(parts, ignore_index=True), Encoding("y", columns))
+    assert named["value"].tolist() == ["a", "c", "b", "yes", "no", 0, 1]
+    one = effect([0, 1], value=["k=a", ANY_OTHER], input="k")
+    assert with_levels(one, Encoding("y", columns))["value"].tolist() == ["a", "b or c"]
+    many = Encoding("y", (Column("k", ("a", "b", "c", "d", "e")),))
+    assert with_levels(one, many)["value"].tolist() == ["a", ANY_OTHER]
 
 
 def test_direction_among_classes() -> None:
