@@ -49,7 +49,7 @@ TOGETHER = 200_000  # coordinates of all chains up to which they run in one prog
 INTEGERS = ("step", "num_kept")
 STATISTICS = {  # of each draw, with their types
     name: "int64" if name in INTEGERS else "float64"
-    for name in (*Controls._fields, "step", "loss", "num_kept", "minibatch_temperature")
+    for name in (*Controls._fields, "step", "loss", "num_kept", "kinetic_temperature", "minibatch_temperature")
 }
 
 
@@ -321,7 +321,9 @@ class _Way:
         """What the bar, the history and, where it is one, the draw say of a step."""
         controls, draw = self._table.controls[number], self._draw_of.get(number)
         losses = step.losses()
-        heats = [] if draw is None else step.minibatch_temperatures(number)
+        kinetic, heats = (
+            ([], []) if draw is None else (step.kinetic_temperatures(number), step.minibatch_temperatures(number))
+        )
         for place, chain in enumerate(chains):
             position, loss = _own(step.state.position, place), losses[place]
             kept = int((position.abs() > thresholds).sum())
@@ -333,7 +335,7 @@ class _Way:
             if number % self._period == 0:
                 self.history[chain].append((number, *controls, loss, kept))
             if draw is not None:
-                row = dict(zip(STATISTICS, (*controls, number, loss, kept, heats[place]), strict=True))
+                row = dict(zip(STATISTICS, (*controls, number, loss, kept, kinetic[place], heats[place]), strict=True))
                 self.keeper.write(chain, draw, position, row)
 
 

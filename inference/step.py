@@ -208,6 +208,16 @@ class Step:
                 noise(number, normals)
         return self._normals
 
+    def kinetic_temperatures(self, number: int) -> list[float]:
+        """Of each chain (1 - friction / 2) mean(momentum²) / epsilon, whose expectation is the chain's own temperature.
+
+        At a quadratic potential it equals the configurational temperature, position times gradient, at any step size.
+        """
+        controls = self._table.controls[number]
+        epsilon = controls.learning_rate / self._potential.spec.num_data
+        squares = self.state.momentum.double().square().mean(-1).reshape(-1)
+        return [(1 - controls.friction / 2) * square / epsilon for square in squares.tolist()]
+
     def minibatch_temperatures(self, number: int) -> list[float]:
         """Of each chain the temperature that minibatch noise alone would give.
 

@@ -464,6 +464,24 @@ def test_minibatch_heat_is_estimated_and_warned_of() -> None:
         assert heat(1e-3, 0.1, batch_size=None) == 0.0
 
 
+def test_kinetic_temperature_is_the_one_of_the_discrete_chain() -> None:
+    """A normal mean of curvature k: (1 - a/2) E v² / e = tau (1 - a/2) / (1 - a/2 - e k / 4), here 1.15 tau."""
+    y = torch.randn(10, 2_000, generator=torch.Generator().manual_seed(1))
+
+    def means(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2_000), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
+
+    schedule = ps.PriorAnnealing(0, 0, 0, 0, 1_500, learning_rate=0.4, friction=0.2, sample_temperature=0.7)
+    run = quick(means, (y,), schedule=schedule, num_draws=20, num_chains=2)
+    found = run.trace["sample_stats"]["kinetic_temperature"].values
+    assert found.shape == (2, 20)
+    exact = 0.7 * 0.9 / (0.9 - 0.4 / 10 * 11 / 4)
+    # 76,000 nearly independent squares (75 steps apart, friction .2): five standard errors, the first draw left out.
+    assert found[:, 1:].mean() == pytest.approx(exact, rel=5 * (2 / 76_000) ** 0.5)
+
+
 def test_the_bar_shows_phase_loss_and_kept_weights(capsys: pytest.CaptureFixture[str]) -> None:
     quick(progress=True)
     bar = capsys.readouterr().err

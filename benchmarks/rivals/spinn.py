@@ -2,13 +2,16 @@
 
     mean squared error / 2 + ridge / 2 * |later weights|² + penalty * sum over inputs of [ mix * |w|_1 + (1 - mix) * |w|_2 ]
 
-with w the first-layer weights of an input and the response standardised, by proximal SGD with momentum. The penalty rises
-along a path, each fit starting where the last one ended; the one that predicts the first half of the validation rows best is
-kept.
+with w the first-layer weights of an input and the response standardised, by proximal gradient descent with momentum. It
+starts from a network fitted with minibatches, whose noise keeps every weight from 0; the path that the penalty rises along
+takes all rows in a step, each fit starting where the last one ended. The one that predicts the first half of the validation
+rows best is kept.
 """
 
 import copy
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from common import Data, Fitted, mean_square
@@ -18,8 +21,8 @@ from torch import Tensor, nn
 HIDDEN = (20, 10)
 PENALTIES = (0.003, 0.0042, 0.006, 0.008, 0.011, 0.015, 0.02, 0.03)
 MIX, RIDGE = 0.5, 1e-4
-LEARNING_RATE, MOMENTUM = 2e-2, 0.9  # the rate falls linearly to 0 along each fit, so that its noise dies out
-FIRST_STEPS, STEPS = 20_000, 5_000
+LEARNING_RATE, MOMENTUM = 2e-2, 0.9  # with minibatches the rate falls linearly to 0, so that their noise dies out
+FIRST_STEPS, STEPS = 20_000, 400
 
 
 def fit(data: Data, seed: int, effort: float) -> Fitted:
@@ -32,19 +35,23 @@ def fit(data: Data, seed: int, effort: float) -> Fitted:
     num_tuned = len(data.validation.y) // 2
     tuning = data.validation[:num_tuned]
     stream, path = batches(len(x), seed), []
-    for number, penalty in enumerate(PENALTIES):
-        steps = int(effort * (STEPS if number else FIRST_STEPS))
-        _descend(net, x, y, penalty, list(itertools.islice(stream, steps)))
+    _descend(net, x, y, PENALTIES[0], list(itertools.islice(stream, int(effort * FIRST_STEPS))), LEARNING_RATE)
+    for penalty in PENALTIES:
+        _descend(net, x, y, penalty, [slice(None)] * int(effort * STEPS), 0.25 * LEARNING_RATE)
         error = mean_square(predictor(net)(tuning.x) * scale + level - tuning.y)
         path.append((error, penalty, copy.deepcopy(net)))
     _, penalty, best = min(path, key=lambda point: point[0])
-    note = f"penalty {penalty} of {PENALTIES[0]}..{PENALTIES[-1]}, ridge {RIDGE}, batches of {BATCH}"
+    note = (
+        f"penalty {penalty} of {PENALTIES[0]}..{PENALTIES[-1]}, ridge {RIDGE}; batches of {BATCH} first, then all rows"
+    )
     selected = best[0].weight.detach().abs().amax(0).nonzero().flatten().tolist()
     predict = predictor(best)
     return Fitted(lambda x: predict(x) * scale + level, selected, None, name_of(sizes), note, num_tuned)
 
 
-def _descend(net: nn.Sequential, x: Tensor, y: Tensor, penalty: float, rows_of_steps: list[Tensor]) -> None:
+def _descend(
+    net: nn.Sequential, x: Tensor, y: Tensor, penalty: float, rows_of_steps: Sequence[Any], learning_rate: float
+) -> None:
     first = net[0].weight
     later = [layer.weight for layer in list(net)[1:] if isinstance(layer, nn.Linear)]
     optimiser = torch.optim.SGD(
@@ -56,7 +63,7 @@ def _descend(net: nn.Sequential, x: Tensor, y: Tensor, penalty: float, rows_of_s
         MOMENTUM,
     )
     for step, rows in enumerate(rows_of_steps):
-        rate = LEARNING_RATE * (1 - step / len(rows_of_steps))
+        rate = learning_rate * (1 - step / len(rows_of_steps))
         for group in optimiser.param_groups:
             group["lr"] = rate
         optimiser.zero_grad()
