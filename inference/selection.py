@@ -20,7 +20,8 @@ def mipp(run: Run) -> xr.Dataset:
 
     Returns:
         One variable a site, dims ("chain", ...), and ``input``, dims ("column",), whose coordinates are the input names.
-        Units are not matched between chains, so weights of different chains must not be averaged.
+        Units are not matched between chains, so weights of different chains must not be averaged:
+        ``ps.mipp(ps.matched(run)).mean("chain")`` is their average after matching.
     """
     draws = _draws_of_structure(run)
     of_chains = [_inclusion(run, draws, chain) for chain in range(draws.shape[0])]
@@ -48,7 +49,7 @@ def select(run: Run, min_probability: float = 0.5) -> Structure:
     if not 0 < min_probability < 1:
         raise ValueError(f"min_probability must lie in (0, 1), got {min_probability}")
     layout = run.spec.layout
-    chain = _best_chain(run)
+    chain = best_chain(run)
     draws = _draws_of_structure(run)
     values = layout.constrained(run.positions[chain])
     masks: dict[str, Tensor] = {}
@@ -84,7 +85,8 @@ def _draws_of_structure(run: Run) -> Tensor | StoredDraws:
     return run.draws if run.schedule.last_phase == "sample" else run.positions[:, None]
 
 
-def _best_chain(run: Run) -> int:
+def best_chain(run: Run) -> int:
+    """The one with the lowest mean loss over its last draws."""
     loss = run.trace["sample_stats"].to_dataset()["loss"].values
     tail = max(1, loss.shape[1] // 2)
     return int(loss[:, -tail:].mean(1).argmin())
@@ -92,11 +94,13 @@ def _best_chain(run: Run) -> int:
 
 def _input_probability(run: Run, draws: Tensor | StoredDraws) -> Tensor:
     """(num_inputs,) share of all draws in which a live path leaves an input."""
-    reads = []
-    for draw in each_draw(draws):
-        masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draw) if s.law}
-        reads.append(_reads(run, masks))
-    return torch.stack(reads).float().mean(0)
+    return torch.stack([inputs_read(run, draw) for draw in each_draw(draws)]).float().mean(0)
+
+
+def inputs_read(run: Run, draw: Tensor) -> Tensor:
+    """(num_inputs,) whether a live path of a draw leaves an input; empty where it is not known."""
+    masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draw) if s.law}
+    return _reads(run, masks)
 
 
 def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ _HOME = {
     "load": "inference.run",
     "annealed": "models.annealed",
     "default_prior": "models.defaults",
+    "matched": "inference.matching",
     "mipp": "inference.selection",
     "normal_regression": "models.glm",
     "partial_dependence": "inference.effects",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyro_sparse.estimators import SparseRegressor as SparseRegressor
     from pyro_sparse.inference.effects import partial_dependence as partial_dependence
     from pyro_sparse.inference.kernel import SGHMC as SGHMC
+    from pyro_sparse.inference.matching import matched as matched
     from pyro_sparse.inference.prediction import predict as predict
     from pyro_sparse.inference.refit import Fit as Fit
     from pyro_sparse.inference.refit import refit as refit

@@ -38,6 +38,7 @@ ORDER = {
         "sampler",
         "structure",
         "selection",
+        "matching",
         "compaction",
         "intervals",
         "family",
