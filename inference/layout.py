@@ -1,6 +1,6 @@
 """The position: every site of a model in one flat tensor, chains in front; a frozen layout names the parts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,11 +24,6 @@ class Site:
     law: SpikeSlab | None  # of a spike-and-slab site, at its final spike
     module: SparseModule | None  # the network whose weight it is, and the weight's name there
     parameter: str | None
-
-    @property
-    def dims(self) -> list[str]:
-        """Names of the axes of a weight in a dataset, by ArviZ's convention."""
-        return [f"{self.name}_dim_{axis}" for axis in range(len(self.shape))]
 
 
 @dataclass(frozen=True)
@@ -93,6 +88,31 @@ class Layout:
     def thresholds(self, like: Tensor) -> Tensor:
         """|weight| above which a weight is included at the final spike; infinite for sites that are never counted."""
         return self.flat({s.name: s.law.inclusion_threshold for s in self.sites if s.law}, torch.inf, like)
+
+
+_AXES = {
+    **{("weight", 1): ("out",), ("weight", 2): ("out", "in"), ("weight", 4): ("out", "in", "row", "column")},
+    ("bias", 1): ("out",),
+}
+
+
+def named_dims(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of every site in a dataset: those of its layer, which its weights share, or ArviZ's.
+
+    "layer1.weight" (20, 100) has dims "layer1_out", "layer1_in" and "layer1.bias" (20,) "layer1_out", unless the sizes of a
+    layer contradict each other; "sigma" (3,) has "sigma_dim_0".
+    """
+    sizes: dict[str, int] = {}
+    found = {}
+    for name, shape in shapes.items():
+        layer, _, parameter = name.rpartition(".")
+        axes = _AXES.get((parameter, len(shape)), ()) if layer else ()
+        dims = tuple(f"{layer}_{axis}" for axis in axes)
+        if not axes or any(sizes.get(dim, size) != size for dim, size in zip(dims, shape, strict=True)):
+            dims = tuple(f"{name}_dim_{axis}" for axis in range(len(shape)))
+        sizes |= dict(zip(dims, shape, strict=True))
+        found[name] = dims
+    return found
 
 
 def bijection(support: Any) -> Transform | None:

@@ -42,7 +42,7 @@ from pyro_sparse.inference.store import (
     read_identity,
     read_trace,
 )
-from pyro_sparse.inference.trace import build_trace, disclosure
+from pyro_sparse.inference.trace import build_trace, disclosure, input_coords
 from pyro_sparse.inference.warning import warn
 
 TOGETHER = 200_000  # coordinates of all chains up to which they run in one program; above, it is no faster
@@ -131,7 +131,7 @@ def anneal(
     if path is not None:
         settings = given | _computed_by(potential, make.kind)
         attributes = disclosure(spec, schedule, seed) | {"program": make.kind}
-        keeper = _opened(path, resume, spec.layout, position, settings, attributes)
+        keeper = _opened(path, resume, spec.layout, position, settings, attributes, input_coords(spec, names))
     total = schedule.num_steps * len(groups)
     with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
         way = _Way(spec, table, num_draws, num_chains, keeper, label)
@@ -184,14 +184,21 @@ def _computed_by(potential: Potential, kind: str) -> dict[str, Any]:
 
 
 def _opened(
-    path: Path, resume: bool, layout: Layout, like: Tensor, settings: dict[str, Any], attributes: dict[str, Any]
+    path: Path,
+    resume: bool,
+    layout: Layout,
+    like: Tensor,
+    settings: dict[str, Any],
+    attributes: dict[str, Any],
+    coords: Any,
 ) -> Store:
     """The folder of a new run, or of one to go on with."""
     if resume and is_run(path):
         check_same(path, read_identity(path), settings)
         return Store(path, layout, like)
     attributes = attributes | {IDENTITY: json.dumps(settings)}
-    return Store.create(path, layout, like, STATISTICS, attributes, settings["num_chains"], settings["num_draws"])
+    size = settings["num_chains"], settings["num_draws"]
+    return Store.create(path, layout, like, STATISTICS, attributes, coords, *size)
 
 
 @contextlib.contextmanager
@@ -351,7 +358,7 @@ def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] 
     draws: Tensor | StoredDraws
     if isinstance(keeper, Memory):
         draws = keeper.draws(count)
-        trace = build_trace(spec, schedule, draws, keeper.statistics(count), seed, kind)
+        trace = build_trace(spec, schedule, draws, keeper.statistics(count), seed, kind, names)
     else:
         draws = StoredDraws(keeper.path, spec.layout, positions[0], tuple(range(count)), way.num_draws)
         trace = read_trace(keeper.path).isel(chain=slice(count))

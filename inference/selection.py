@@ -5,6 +5,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_sparse.inference.layout import named_dims
 from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.store import StoredDraws, each_draw
 from pyro_sparse.inference.structure import Structure, live_inputs, prune
@@ -25,8 +26,9 @@ def mipp(run: Run) -> xr.Dataset:
     """
     draws = _draws_of_structure(run)
     of_chains = [_inclusion(run, draws, chain) for chain in range(draws.shape[0])]
+    dims = named_dims({site.name: site.shape for site in run.spec.layout.sites})
     variables = {
-        site.name: (("chain", *site.dims), np.stack([found[site.name].cpu().numpy() for found in of_chains]))
+        site.name: (("chain", *dims[site.name]), np.stack([found[site.name].cpu().numpy() for found in of_chains]))
         for site in run.spec.layout.spike_slab_sites()
     }
     dataset = xr.Dataset(variables, coords={"chain": np.arange(len(of_chains))})

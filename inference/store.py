@@ -26,7 +26,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.inspection import Specification
-from pyro_sparse.inference.layout import Layout
+from pyro_sparse.inference.layout import Layout, named_dims
 
 CHECKPOINT, LOCK, IDENTITY = ".checkpoint.npz", ".lock", "pyro_sparse_run"
 FORMAT = 1
@@ -155,6 +155,7 @@ class Store:
         like: Tensor,
         statistics: Mapping[str, str],
         attributes: Mapping[str, Any],
+        coords: Mapping[str, Array],
         num_chains: int,
         num_draws: int,
     ) -> Self:
@@ -162,6 +163,7 @@ class Store:
 
         Args:
             statistics: names and types of what is kept of every draw.
+            coords: of axes of the sites.
 
         Raises:
             OSError: where there is something, or it cannot be written.
@@ -169,7 +171,7 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
             new = Path(beside) / "new"
-            _write_empty(new, layout, like, statistics, attributes, num_chains, num_draws)
+            _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws)
             os.replace(new, path)
         return cls(path, layout, like)
 
@@ -356,6 +358,7 @@ def _write_empty(
     like: Tensor,
     statistics: Mapping[str, str],
     attributes: Mapping[str, Any],
+    coords: Mapping[str, Array],
     num_chains: int,
     num_draws: int,
 ) -> None:
@@ -375,13 +378,21 @@ def _write_empty(
         group = root.create_group(name)
         for dim, length in zip(("chain", "draw"), size, strict=True):
             group.create_array(dim, data=np.arange(length), dimension_names=(dim,))
+    for dim, labels in coords.items():
+        text = labels.astype(np.dtypes.StringDType())
+        root.create_array(f"posterior/{dim}", data=text, dimension_names=(dim,))
     values = layout.constrained(torch.zeros(layout.num_coordinates).to(like))
+    own = named_dims({name: value.shape for name, value in values.items()})
     for site in layout.sites:
         shapes = {"posterior": values[site.name].shape}
         if site.transform is not None:
             shapes["unconstrained_posterior"] = site.shape
         for home, shape in shapes.items():
-            dims = ("chain", "draw", *(f"{site.name}_dim_{axis}" for axis in range(len(shape))))
+            dims = (
+                "chain",
+                "draw",
+                *(own[site.name] if home == "posterior" else named_dims({site.name: shape})[site.name]),
+            )
             root.create_array(
                 f"{home}/{site.name}",
                 shape=(*size, *shape),

@@ -1,7 +1,7 @@
 """Draws and their statistics as an xarray DataTree in ArviZ's schema, which discloses the target they came from."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,7 +13,9 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.inspection import Specification
+from pyro_sparse.inference.layout import named_dims
 from pyro_sparse.inference.schedule import PriorAnnealing
+from pyro_sparse.inference.structure import linear_chain
 
 
 def build_trace(
@@ -23,17 +25,16 @@ def build_trace(
     statistics: Mapping[str, np.ndarray[Any, Any]],
     seed: int,
     program: str,
+    input_names: Sequence[str] | None,
 ) -> xr.DataTree:
     """The DataTree of draws (chain, draw, coordinate) and statistics (chain, draw): posterior and sample_stats."""
     index = {"chain": np.arange(draws.shape[0]), "draw": np.arange(draws.shape[1])}
     values = spec.layout.constrained(draws)
-    posterior = {
-        name: (("chain", "draw", *(f"{name}_dim_{axis}" for axis in range(value.dim() - 2))), value.cpu().numpy())
-        for name, value in values.items()
-    }
+    dims = named_dims({name: value.shape[2:] for name, value in values.items()})
+    posterior = {name: (("chain", "draw", *dims[name]), value.cpu().numpy()) for name, value in values.items()}
     stats = {name: (("chain", "draw"), array) for name, array in statistics.items()}
     groups = {
-        "posterior": xr.Dataset(posterior, coords=index),
+        "posterior": xr.Dataset(posterior, coords=index | input_coords(spec, input_names)),
         "sample_stats": xr.Dataset(stats, coords=index),
     }
     tree = xr.DataTree.from_dict(groups)
@@ -41,6 +42,20 @@ def build_trace(
     for node in (tree, tree["posterior"], tree["sample_stats"]):
         node.attrs.update(attributes)
     return tree
+
+
+def input_coords(spec: Specification, input_names: Sequence[str] | None) -> dict[str, np.ndarray[Any, Any]]:
+    """The names of the inputs along the axes over them: of first layers, and of sparse coefficients of the inputs."""
+    if input_names is None:
+        return {}
+    sites = [
+        site for site in spec.layout.spike_slab_sites() if site.module is None and site.shape == (len(input_names),)
+    ]
+    for module in spec.readers:
+        chain = linear_chain(module.module)
+        sites += [spec.layout.of_module(module)[chain[0].weight]] if chain else []
+    dims = named_dims({site.name: site.shape for site in spec.layout.sites})
+    return {dims[site.name][-1]: np.array(input_names, dtype=object) for site in sites}
 
 
 def disclosure(spec: Specification, schedule: PriorAnnealing, seed: int) -> dict[str, Any]:
@@ -69,20 +84,3 @@ def package_version() -> str:
         return version("pyro-sparse")
     except PackageNotFoundError:
         return "unknown"
-
-
-def to_arviz(run: Any) -> Any:
-    """What the installed ArviZ reads: the run's DataTree for ArviZ 1.x, an InferenceData for 0.23.
-
-    Args:
-        run: a :class:`Run`, or a DataTree such as its ``trace``.
-
-    Raises:
-        ImportError: where ArviZ is not installed.
-    """
-    import arviz
-
-    tree = run if isinstance(run, xr.DataTree) else run.trace
-    if int(arviz.__version__.split(".")[0]) >= 1:
-        return tree
-    return arviz.InferenceData.from_datatree(tree)

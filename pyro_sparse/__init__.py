@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "SGHMC": "inference.kernel",
     "Controls": "inference.schedule",
+    "Diagnosis": "inference.diagnostics",
     "Fit": "inference.refit",
     "NonFiniteError": "inference.step",
     "PriorAnnealing": "inference.schedule",
@@ -23,6 +24,7 @@ _HOME = {
     "load": "inference.run",
     "annealed": "models.annealed",
     "default_prior": "models.defaults",
+    "diagnose": "inference.diagnostics",
     "matched": "inference.matching",
     "mipp": "inference.selection",
     "normal_regression": "models.glm",
@@ -32,13 +34,16 @@ _HOME = {
     "regression_model": "models.glm",
     "select": "inference.selection",
     "sparsify": "models.layers",
-    "to_arviz": "inference.trace",
+    "to_arviz": "inference.conversion",
 }
 __all__ = list(_HOME)
 
 if TYPE_CHECKING:
     from pyro_sparse.estimators import SparseClassifier as SparseClassifier
     from pyro_sparse.estimators import SparseRegressor as SparseRegressor
+    from pyro_sparse.inference.conversion import to_arviz as to_arviz
+    from pyro_sparse.inference.diagnostics import Diagnosis as Diagnosis
+    from pyro_sparse.inference.diagnostics import diagnose as diagnose
     from pyro_sparse.inference.effects import partial_dependence as partial_dependence
     from pyro_sparse.inference.kernel import SGHMC as SGHMC
     from pyro_sparse.inference.matching import matched as matched
@@ -54,7 +59,6 @@ if TYPE_CHECKING:
     from pyro_sparse.inference.selection import select as select
     from pyro_sparse.inference.step import NonFiniteError as NonFiniteError
     from pyro_sparse.inference.structure import Structure as Structure
-    from pyro_sparse.inference.trace import to_arviz as to_arviz
     from pyro_sparse.models.annealed import annealed as annealed
     from pyro_sparse.models.defaults import default_prior as default_prior
     from pyro_sparse.models.glm import normal_regression as normal_regression

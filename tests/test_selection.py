@@ -56,7 +56,7 @@ def test_after_sampling_mipp_is_the_mean_inclusion_probability_of_the_draws(chai
         [probabilities[f"layer{i}.{p}"].values.reshape(chains, -1) for i in (1, 2) for p in ("weight", "bias")], 1
     )
     assert np.allclose(got, right, atol=1e-5)
-    assert probabilities["layer1.weight"].dims == ("chain", "layer1.weight_dim_0", "layer1.weight_dim_1")
+    assert probabilities["layer1.weight"].dims == ("chain", "layer1_out", "layer1_in")
 
 
 def test_after_cooling_mipp_is_that_of_the_last_position() -> None:
