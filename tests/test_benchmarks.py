@@ -18,7 +18,7 @@ import torch
 from pyro_sparse.datasets import paper_regression
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("common", "interval_coverage", "real_data", "regression_table", "rivals", "truths")
+NAMES = ("common", "interval_coverage", "real_data", "regression_table", "rivals", "truths", "validity")
 
 
 @pytest.fixture
@@ -180,6 +180,89 @@ def test_evidence_is_exact_for_a_linear_network(load: Any) -> None:
     # The noise variance of the covariance is estimated, here 1 in truth: that is the difference allowed.
     allowed = abs(math.log(fit.noise_variance)) + 1e-3
     assert abs(evidence.log_evidence(fit) - float(law.log_prob(y.double()))) < allowed
+
+
+@pytest.mark.parametrize("name", ["mean", "linear", "logistic"])
+def test_gradients_and_curvature_are_those_of_the_pyro_model(load: Any, name: str) -> None:
+    """By automatic differentiation of its joint density; the exact posterior is then where the gradient vanishes."""
+    import pyro
+
+    validity = load("validity")
+    given = validity.problem(name, 1)
+
+    def potential(w: torch.Tensor) -> torch.Tensor:
+        trace = pyro.poutine.trace(pyro.condition(given.model, {"w": w})).get_trace(*(t.double() for t in given.data))
+        return -torch.as_tensor(trace.log_prob_sum())
+
+    w = np.linspace(-0.5, 1.5, 10)
+    gradient = given.gradients(w).sum(0) + w  # and that of the prior
+    hessian = torch.autograd.functional.hessian(potential, torch.as_tensor(w))
+    # The data of the model are in single precision.
+    assert torch.autograd.functional.jacobian(potential, torch.as_tensor(w)).numpy() == pytest.approx(
+        gradient, rel=1e-4
+    )
+    assert np.asarray(hessian) == pytest.approx(given.curvature(w), rel=1e-4, abs=1e-2)
+    if name != "logistic":
+        mean, covariance = validity.posterior(name, given, 1, 1.0, Path())
+        assert np.abs(given.gradients(mean).sum(0) + mean).max() < 1e-9
+        assert covariance @ np.asarray(hessian) == pytest.approx(np.eye(10), abs=1e-4)
+
+
+@pytest.mark.parametrize(("friction", "learning_rate"), [(0.1, 0.01), (1.0, 0.2)])
+def test_stationary_law_with_permuted_batches(load: Any, friction: float, learning_rate: float) -> None:
+    """In closed form without batches, and against a simulation with them: a false alarm in 10,000."""
+    stationary = load("validity").stationary
+    curvature, variance, epsilon = 800.0, 20.0, learning_rate / 1_000
+    full = stationary(curvature, variance, learning_rate, friction, 1_000)
+    right = 1 / (1 - epsilon * curvature / (2 * (2 - friction)))  # times 1 / curvature, as the stability warning says
+    assert full[0, 0] * curvature == pytest.approx(right)
+    assert full[1, 1] * (1 - friction / 2) / epsilon == pytest.approx(right)  # kinetic as configurational
+
+    rng = np.random.default_rng(0)
+    position, momentum, squares = np.zeros(20_000), np.zeros(20_000), []
+    for epoch in range(60):
+        error = rng.standard_normal((5, 20_000)) * (variance / 200) ** 0.5
+        for own in error - error.mean(0):
+            noise = (2 * friction * epsilon) ** 0.5 * rng.standard_normal(20_000)
+            momentum = (1 - friction) * momentum - learning_rate * (curvature / 1_000 * position + own) + noise
+            position = position + momentum
+            squares += [(position**2, momentum**2)] if epoch == 59 else []
+    law = stationary(curvature, variance, learning_rate, friction, 200)
+    means = np.mean(squares, 0)  # (2, chains): a chain's five steps count as one
+    within = 4 * means.std(1) / 20_000**0.5
+    assert (np.abs(means.mean(1) - np.diag(law)) < within).all()
+    assert law[0, 0] > full[0, 0] + within[0]  # batches can be told
+
+
+def test_errors_of_draws_that_are_moved_and_too_wide(load: Any) -> None:
+    """Twice as wide and half a standard deviation aside: of the second moment about the truth 4 + 1/4 is left."""
+    covariance = np.array([[4.0, 1.0], [1.0, 1.0]])
+    rng = np.random.default_rng(0)
+    draws = rng.standard_normal((4, 20_000, 2)) @ np.linalg.cholesky(4 * covariance).T + 7
+    found = load("validity").errors(draws + 0.5 * np.array([2.0, 1.0]), np.full(2, 7.0), covariance)
+    assert found["mean_bias"] == pytest.approx(0.5, abs=5 * 2 / 80_000**0.5)
+    assert found["sd_bias"] == pytest.approx(4.25**0.5 - 1, abs=0.03)
+    shift = np.array([1.0, 0.5])
+    right = 4 + shift @ np.linalg.solve(covariance, shift) / 2 - 1
+    assert found["excess"] == pytest.approx(right, abs=0.1) and 0 < found["excess_error"] < 0.1
+    assert 0 < found["mean_noise"] < 0.05
+
+
+def test_validity_runs_and_goes_on(load: Any, tmp_path: Path) -> None:
+    """A sampler each against a reference, and a path: rows that are made once, a table and a picture."""
+    validity, common = load("validity"), load("common")
+    output = tmp_path / "validity.jsonl"
+    for _ in range(2):
+        for sampler in ("NUTS", "SGHMC"):
+            validity.run("logistic", sampler, 0.1, 200, 1, 0.002, output)
+        validity.path("0.2 t^(-1/3)", 1, 0.01, output)
+    rows = common.read_rows(output)
+    assert [row["kind"] for row in rows] == ["reference", "sampler", "sampler", "path"]
+    assert rows[2]["gradients"] == 4 * 8 and all(math.isfinite(row["excess"]) for row in rows[1:3])
+    assert abs(rows[3]["bias"][-1]) < 0.5 and rows[3]["steps"][-1] == 2_000
+    assert validity.table(rows).count("| SGHMC | 200 | 0.01 |") == 1
+    validity.picture(rows, output)
+    assert output.with_suffix(".png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
