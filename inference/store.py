@@ -32,7 +32,7 @@ CHECKPOINT, LOCK, IDENTITY = ".checkpoint.npz", ".lock", "pyro_sparse_run"
 FORMAT = 1
 SECONDS = 5.0  # between two checkpoints, and at least
 PATIENCE = 50  # times what writing one takes
-FLUSH_SECONDS, FLUSH_BYTES = 0.2, 1 << 26  # draws that come faster are written together
+FLUSH_SECONDS, FLUSH_BYTES = 0.2, 1 << 23  # draws that come faster are written together
 BLOCK = 1 << 16  # numbers of a chunk; a larger draw has chunks of its own
 
 Array = np.ndarray[Any, Any]
@@ -168,11 +168,17 @@ class Store:
         Raises:
             OSError: where there is something, or it cannot be written.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
-            new = Path(beside) / "new"
-            _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws)
-            os.replace(new, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
+                new = Path(beside) / "new"
+                _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws)
+                os.replace(new, path)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"out must be a new folder, but {path} cannot be made ({error.strerror or error}): name another",
+            ) from error
         return cls(path, layout, like)
 
     def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
@@ -215,7 +221,16 @@ class Store:
     def _put(self, name: str, chain: int, draws: slice, values: Array) -> None:
         if name not in self._arrays:
             self._arrays[name] = self._group[name]
-        self._arrays[name][chain, draws] = values
+        try:
+            self._arrays[name][chain, draws] = values
+        except ValueError as error:  # of a chunk that is there in part, what it holds is read first
+            raise self._damaged(name, chain, error) from error
+
+    def _damaged(self, name: str, chain: int, error: ValueError) -> ValueError:
+        return ValueError(
+            f"{self.path} must be whole to be gone on with, but '{name}' of chain {chain} cannot be read ({error}): name "
+            "another folder for a new run"
+        )
 
     def check_draws(self, chain: int, steps: list[int]) -> None:
         """Whether the draws of a chain that came at these steps are complete.
@@ -223,7 +238,11 @@ class Store:
         Raises:
             ValueError: naming the first that is not.
         """
-        found = np.asarray(self._group["sample_stats/step"][chain, : len(steps)])
+        name = "sample_stats/step"
+        try:
+            found = np.asarray(self._group[name][chain, : len(steps)])
+        except ValueError as error:
+            raise self._damaged(name, chain, error) from error
         if (found != steps).any():
             draw = int((found != steps).argmax())
             raise ValueError(
@@ -333,10 +352,12 @@ def check_folder(path: Path, resume: bool, given: Mapping[str, Any], needed: int
     Raises:
         FileExistsError: where there is something else.
         ValueError: where another run is there.
+        PermissionError: where nothing can be written.
         OSError: where the disk is too small for all draws.
     """
     if resume and is_run(path):
         check_same(path, read_identity(path), given)
+        _check_writable(path)
         return
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         rule = "the folder of a run, or a new one" if resume else "a new folder, or resume=True be given"
@@ -344,11 +365,19 @@ def check_folder(path: Path, resume: bool, given: Mapping[str, Any], needed: int
     folder = next(parent for parent in path.parents if parent.exists())
     if not folder.is_dir():
         raise NotADirectoryError(f"out must lie in a folder, but {folder} is a file")
+    _check_writable(folder)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(
             f"out must be on a disk with room for all draws, {needed / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB free: "
             "lower num_draws or name another"
+        )
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(
+            f"out must lie where files can be written, but nothing can be written to {folder}: name another"
         )
 
 
