@@ -149,6 +149,8 @@ def _evaluator(source: Any) -> tuple[Any, Any, int, tuple[int, int]]:
     """Values of a draw, observed sites at values, seed, and numbers of chains and draws."""
     if isinstance(source, Run):
         run = source
+        if run.spec.loader is not None:
+            raise ValueError("groups need all rows in memory, but this run took them from a DataLoader")
         size = run.draws.shape[0], run.draws.shape[1]
         return (
             lambda chain, draw: run.spec.layout.constrained(run.draws[chain, draw]),

@@ -13,9 +13,11 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
+from torch.utils.data import DataLoader, SequentialSampler
 
 from pyro_sparse.inference.layout import Layout, Site, bijection
-from pyro_sparse.inference.minibatch import stream
+from pyro_sparse.inference.minibatch import Batches, LoaderBatches, stream
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.annealed import find_spike_slab
 from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
 from pyro_sparse.models.spike_slab import SpikeSlab
@@ -50,6 +52,13 @@ class Specification:
     priors: Mapping[str, SpikeSlab]  # those that were unset in the model, by site
     observed: tuple[str, ...]
     readers: tuple[SparseModule, ...]  # networks whose inputs are the columns of the first of the data
+    loader: "DataLoader[Any] | None" = None  # where the data come from, of which ``data`` are then the first batch
+
+    def batches(self, seed: int, chain: int, device: torch.device, purpose: str = "batches") -> Batches | LoaderBatches:
+        """Those of a chain."""
+        if self.loader is not None:
+            return LoaderBatches(self.loader, seed, chain, device)
+        return Batches(self.num_data, self.batch_size, seed, chain, device, purpose)
 
 
 def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Specification:
@@ -58,6 +67,12 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     Raises:
         TypeError, ValueError: naming the argument, site or plate, the rule and the value.
     """
+    loader = loader_of(data)
+    if loader is not None:
+        if batch_size is not None:
+            raise ValueError(f"batch_size must be None for a DataLoader, which has its own, got {batch_size}")
+        data = LoaderBatches(loader, seed, 0, torch.get_default_device())(0)
+        _warn_of_unseen_rows(loader)
     tensors = checked_data(data)
     try:
         nodes = trace_at_start(model, tensors, seed, 0)
@@ -68,15 +83,17 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         raise ValueError(f"data must have the floating type of the model's parameters, got {types}: {error}") from error
     observed = _observed(nodes)
     num_data = len(tensors[0]) if tensors else _rows_of_closure(observed)
+    if loader is not None:
+        num_data, batch_size = len(loader.dataset), num_data  # type: ignore[arg-type]
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
     plates = _data_plates(observed, num_data)
-    own_size = _own_subsample_size(observed, plates)
+    own_size = None if loader is not None else _own_subsample_size(observed, plates)
     if own_size is not None and batch_size not in (None, own_size):
         raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
     batch = own_size or batch_size
     _check_plates(observed, plates, num_data, on_batches=batch is not None)
-    if own_size is None and batch_size is not None:
+    if own_size is None and batch_size is not None and loader is None:
         if not tensors:
             raise ValueError("batch_size must be None for a model that reads its data from outside of its arguments")
         _check_scale_on_batch(model, tensors, seed, observed, plates, num_data, batch_size)
@@ -94,7 +111,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         raise ValueError("model must have a latent site to sample, got none")
     readers = tuple(module for module in modules if _reads_the_first(module, nodes, tensors))
     own = own_size is not None
-    return Specification(model, tensors, num_data, batch, own, plates, layout, priors, tuple(observed), readers)
+    return Specification(model, tensors, num_data, batch, own, plates, layout, priors, tuple(observed), readers, loader)
 
 
 def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
@@ -166,6 +183,20 @@ def _reinitialised(module: torch.nn.Module) -> torch.nn.Module:
         if callable(reset):
             reset()
     return fresh
+
+
+def loader_of(data: Any) -> "DataLoader[Any] | None":
+    """The DataLoader that the data are, alone or as the only argument; None for anything else."""
+    only = data[0] if isinstance(data, (tuple, list)) and len(data) == 1 else data
+    return only if isinstance(only, DataLoader) else None
+
+
+def _warn_of_unseen_rows(loader: "DataLoader[Any]") -> None:
+    left = len(loader.dataset) % (loader.batch_size or 1)  # type: ignore[arg-type]
+    if left and isinstance(loader.sampler, SequentialSampler):
+        warn(
+            f"the last {left} rows are never seen, as batches are full and the DataLoader does not shuffle: shuffle=True"
+        )
 
 
 def checked_data(data: Any) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch.distributions import Transform, identity_transform
 
 from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, inspect, start
-from pyro_sparse.inference.minibatch import Batches, Noise
+from pyro_sparse.inference.minibatch import Noise
 from pyro_sparse.inference.potential import Potential, Tempering
 from pyro_sparse.inference.schedule import Controls
 
@@ -77,7 +77,7 @@ class SGHMC(MCMCKernel):
             position = self._flat(self._initial_params)
         self._state = sghmc.init(position)
         self._noise = Noise(seed, chain, position.device)
-        self._batches = Batches(self._spec.num_data, self._spec.batch_size, seed, chain, position.device)
+        self._batches = self._spec.batches(seed, chain, position.device)
         self._potential = Potential(self._spec, position, (self._batches(0), self._batches(1)))
         self._tempering: Tempering = self._potential.tempering(1.0, 1.0, self.temperature, position)
         self._controls = Controls(self.step_size * self._spec.num_data, self.friction, self.temperature, 1.0, 1.0, 0.0)

@@ -1,9 +1,13 @@
 """Batches and noise as functions of (seed, chain, step): never of the global generator, so a run resumes without state."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 
 def stream(seed: int, chain: int, purpose: str) -> int:
@@ -58,3 +62,101 @@ class Batches:
             self._order = pinned.to(self._device, non_blocking=True)
             self._epoch = epoch
         return self._order[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+class LoaderBatches:
+    """Batches of a DataLoader, ``batches(step)``: tensors on a device, the arguments of the model.
+
+    A short last batch of an epoch is left out. What the loader draws from PyTorch's generators, the global one or its own, is a
+    function of (seed, chain, epoch, step), and both are as before afterwards. Steps are asked for in order; one that is not is
+    found by going through its epoch.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", seed: int, chain: int, device: torch.device) -> None:
+        self._loader, self._device = loader, device
+        self._start = stream(seed, chain, "loader")
+        self._of_epoch = batches_of_epoch(loader)
+        self._epoch, self._next = -1, 0
+        self._rows: Iterator[Any] = iter(())
+        self._held: dict[int, tuple[Tensor, ...]] = {}
+        self._like: tuple[Tensor, ...] | None = None
+
+    def __call__(self, step: int) -> tuple[Tensor, ...]:
+        """The batch of a step.
+
+        Raises:
+            ValueError: where it is of another form than the first; the loader's own errors, with a note on where it was.
+        """
+        if step not in self._held:
+            epoch, number = divmod(step, self._of_epoch)
+            if epoch != self._epoch or number < self._next:
+                self._epoch, self._next, self._rows = epoch, 0, iter(())
+            while self._next <= number:
+                batch = self._fetch(epoch * self._of_epoch + self._next)
+                self._next += 1
+            self._held[step] = batch
+            self._held = dict(list(self._held.items())[-2:])
+        return self._held[step]
+
+    def _fetch(self, step: int) -> tuple[Tensor, ...]:
+        with self._generators(self._next == 0, step):
+            try:
+                if self._next == 0:
+                    self._rows = iter(self._loader)
+                batch = next(self._rows)
+            except Exception as error:
+                error.add_note(
+                    f"raised by the DataLoader, asked for batch {self._next} of epoch {self._epoch} (step {step})"
+                )
+                raise
+        parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        if not all(isinstance(part, Tensor) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise TypeError(f"the DataLoader must give tensors, the arguments of the model, got {kinds}")
+        self._like = parts if self._like is None else self._like
+        found, expected = ([(part.dtype, part.shape) for part in of] for of in (parts, self._like))
+        if found != expected:
+            raise ValueError(
+                f"every batch of the DataLoader must be as its first, {expected}, got {found} at step {step}"
+            )
+        return tuple(part.to(self._device, non_blocking=True) for part in parts)
+
+    @contextlib.contextmanager
+    def _generators(self, first: bool, step: int) -> Iterator[None]:
+        """Seeded for one batch: the global generator, and at the start of an epoch those the loader was given."""
+        own = {
+            id(g): g
+            for g in (self._loader.generator, getattr(self._loader.sampler, "generator", None))
+            if g is not None
+        }
+        states = [generator.get_state() for generator in own.values()] if first else []
+        with torch.random.fork_rng([]), torch.device("cpu"):
+            torch.manual_seed((self._start + step) % 2**32)
+            for generator in own.values() if first else ():
+                generator.manual_seed((self._start + self._epoch) % 2**32)
+            try:
+                yield
+            finally:
+                for generator, state in zip(own.values() if first else (), states, strict=True):
+                    generator.set_state(state)
+
+
+def batches_of_epoch(loader: "DataLoader[Any]") -> int:
+    """Full batches of one pass.
+
+    Raises:
+        ValueError: of a loader whose rows cannot be counted, or are fewer than a batch.
+    """
+    try:
+        num_rows, number = len(loader.dataset), len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            "data must be a DataLoader of a dataset that has a length: plates need the number of rows"
+        ) from None
+    if loader.batch_size is not None and not loader.drop_last and num_rows % loader.batch_size:
+        number -= 1
+    if number < 1:
+        raise ValueError(
+            f"data must give at least one full batch, got {num_rows} rows for batches of {loader.batch_size}"
+        )
+    return number

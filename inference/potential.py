@@ -41,6 +41,9 @@ _LIBRARIES = (__file__, layers.__file__, pyro.__file__, torch.__file__)
 _NOT_THE_MODEL = ("<", *(f"{Path(file).parent}{os.sep}" for file in _LIBRARIES))
 
 
+Batch = Tensor | tuple[Tensor, ...]  # row numbers of the data, or the rows themselves
+
+
 class Tempering(NamedTuple):
     """The part of the controls that shapes the potential, as tensors that enter the program."""
 
@@ -104,7 +107,7 @@ class Potential:
     """
 
     def __init__(
-        self, spec: Specification, position: Tensor | None = None, indices: tuple[Tensor, Tensor] | None = None
+        self, spec: Specification, position: Tensor | None = None, indices: tuple[Batch, Batch] | None = None
     ) -> None:
         self.spec = spec
         self.reason: str | None = None
@@ -113,7 +116,7 @@ class Potential:
         if position is not None and indices is not None:
             self._trace(position, indices)
 
-    def _trace(self, position: Tensor, indices: tuple[Tensor, Tensor]) -> None:
+    def _trace(self, position: Tensor, indices: tuple[Batch, Batch]) -> None:
         example = self._arguments(position, self.tempering(0.5, 0.5, 0.5, position), indices[0])
         with _quiet(), _same_random_numbers(position):
             self._eager(*example)  # a model that fails by itself raises its own error here
@@ -161,7 +164,7 @@ class Potential:
         """How it is computed: "eager" or "traced"."""
         return "traced" if isinstance(self.program, torch.fx.GraphModule) else "eager"
 
-    def __call__(self, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
+    def __call__(self, position: Tensor, tempering: Tempering, indices: Batch) -> Evaluation:
         with torch.no_grad():
             return self._run(self.program, position, tempering, indices)
 
@@ -174,16 +177,18 @@ class Potential:
     def tempering(prior_power: float, spike_progress: float, temperature: float, like: Tensor) -> Tempering:
         return Tempering(*like.new_tensor([prior_power, spike_progress, temperature]).unbind())
 
-    def _run(self, program: Program, position: Tensor, tempering: Tempering, indices: Tensor) -> Evaluation:
+    def _run(self, program: Program, position: Tensor, tempering: Tempering, indices: Batch) -> Evaluation:
         gradient, (potential, log_prob) = program(*self._arguments(position, tempering, indices))
         return Evaluation(gradient, potential, log_prob)
 
-    def _arguments(self, position: Tensor, tempering: Tempering, indices: Tensor) -> tuple[Tensor, ...]:
+    def _arguments(self, position: Tensor, tempering: Tempering, indices: Batch) -> tuple[Tensor, ...]:
         return (position, *tempering, *self.inputs(indices))
 
-    def inputs(self, indices: Tensor) -> tuple[Tensor, ...]:
+    def inputs(self, indices: Batch) -> tuple[Tensor, ...]:
         """The last arguments of the program: row numbers, and the model's own at those."""
         spec = self.spec
+        if isinstance(indices, tuple):  # of a loader, which gives the rows themselves: any numbers will do
+            return (torch.arange(len(indices[0]), device=indices[0].device), *indices)
         whole = spec.subsamples_itself or spec.batch_size is None
         return (indices, *(spec.data if whole else (_rows(d, indices) for d in spec.data)))
 
@@ -222,7 +227,7 @@ class Potential:
             if not node["infer"].get("_deterministic")
         }
 
-    def _difference(self, graph: Program, position: Tensor, indices: tuple[Tensor, Tensor]) -> str | None:
+    def _difference(self, graph: Program, position: Tensor, indices: tuple[Batch, Batch]) -> str | None:
         controls = [self.tempering(0.25, 0.75, 0.125, position), self.tempering(1.0, 1.0, 0.0, position)]
         tolerance, moved = _tolerance(position), nearby(position)
         for batch, tempering in zip(indices, controls, strict=True):

@@ -302,6 +302,7 @@ def refit(
     max_iterations: int = 2_000,
     tolerance: float = 0.1,
     site: str | None = None,
+    data: Any = None,
 ) -> Fit:
     """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
 
@@ -316,14 +317,19 @@ def refit(
         max_iterations: of L-BFGS.
         tolerance: how far from the maximum it may stop, in standard errors of the weights, > 0.
         site: the response to predict, where the model has several.
+        data: all rows in memory, for a run that took them from a DataLoader.
 
     Returns:
         A :class:`Fit`, which says whether it converged.
 
     Raises:
         ValueError: for a model that subsamples itself by a size that does not divide its rows: no set of its batches
-            weighs every row once.
+            weighs every row once. For a run whose rows came from a DataLoader, without ``data``.
     """
+    if data is not None:
+        run = dataclasses.replace(run, spec=inspect(run.spec.model, data, None, run.seed))
+    if run.spec.loader is not None:
+        raise ValueError("data must hold all rows in memory to refit a run that took them from a DataLoader, got None")
     start = run.spec.layout.unconstrained({name: value.double() for name, value in structure.values.items()})
     kept = structure.kept(start)
     small = compacted(_in_double(run.spec), kept)

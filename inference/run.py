@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_sparse.inference.inspection import Model, Specification, checked_data, inspect, start
+from pyro_sparse.inference.inspection import Model, Specification, checked_data, inspect, loader_of, start
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.store import (
     StoredDraws,
@@ -87,12 +87,13 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
     """
     path = Path(path).absolute()
     settings = read_identity(path)
-    shapes = [list(tensor.shape) for tensor in checked_data(data)]
-    if shapes != [shape for _, *shape in settings["data"]]:
+    loader = loader_of(data)
+    shapes = None if loader is not None else [list(tensor.shape) for tensor in checked_data(data)]
+    if shapes is not None and shapes != [shape for _, *shape in settings["data"]]:
         raise ValueError(
             f"data must be those of the run in {path}, of shapes {[s[1:] for s in settings['data']]}, got {shapes}"
         )
-    spec = inspect(model, data, settings["batch_size"], settings["seed"])
+    spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"])
     check_same(path, settings, model_of(spec) | data_of(spec))
     like = start(spec, settings["seed"], 0, fresh=False)
     checkpoint, trace = read_checkpoint(path, like), read_trace(path)

@@ -20,7 +20,6 @@ from tqdm.auto import tqdm
 from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
 from pyro_sparse.inference.layout import Layout
-from pyro_sparse.inference.minibatch import Batches
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.program import repays_compiling
 from pyro_sparse.inference.run import Run, history_of
@@ -70,7 +69,9 @@ def anneal(
 
     Args:
         model: any Pyro model with continuous latent sites, called as ``model(*data)``.
-        data: its arguments, tensors or arrays with the same number of rows; a single one may stand alone.
+        data: its arguments, tensors or arrays with the same number of rows; a single one may stand alone. Or a DataLoader of
+            them: its batches go to the default device, its random numbers (PyTorch's, workers included) are functions of the
+            seed, and a run is resumed by going through the epoch it stopped in.
         schedule: a :class:`PriorAnnealing`; its defaults where left out.
         batch_size: rows a step; None is all of them, and needs no plate. A model that subsamples inside its plate has a
             size of its own.
@@ -118,7 +119,7 @@ def anneal(
     if path is not None:
         given = _given(spec, schedule, seed, num_draws, num_chains, names)
         check_folder(path, resume, given, num_bytes(spec.layout, position, num_chains, num_draws))
-    batches = _batches(spec, seed, 0, position)
+    batches = spec.batches(seed, 0, position.device)
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = Table(schedule, position)
     label = progress if isinstance(progress, str) else ""
@@ -367,9 +368,9 @@ def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] 
 
 def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potential | None:
     """The potential of all chains at once; None where one after the other is as fast, or the only way."""
-    if len(starts) == 1 or sum(len(start) for start in starts) > TOGETHER:
+    if len(starts) == 1 or potential.spec.loader is not None or sum(len(start) for start in starts) > TOGETHER:
         return None
-    batches = [_batches(potential.spec, seed, chain, starts[0]) for chain in range(len(starts))]
+    batches = [potential.spec.batches(seed, chain, starts[0].device) for chain in range(len(starts))]
     first, second = (joined(batches, step) for step in (0, 1))
     return potential.of_chains(torch.stack(starts), (first, second))
 
@@ -377,10 +378,6 @@ def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potentia
 def _stacked(parts: list[Tensor]) -> Tensor:
     """Chains in front, where there are several."""
     return parts[0] if len(parts) == 1 else torch.stack(parts)
-
-
-def _batches(spec: Specification, seed: int, chain: int, like: Tensor, purpose: str = "batches") -> Batches:
-    return Batches(spec.num_data, spec.batch_size, seed, chain, like.device, purpose)
 
 
 def _draw_steps(schedule: PriorAnnealing, num_draws: int) -> list[int]:

@@ -7,15 +7,15 @@ in device tensors, so that the host waits for nothing between two looks at it.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from pyro_sparse.inference import sghmc
-from pyro_sparse.inference.minibatch import Batches, Noise, stream
+from pyro_sparse.inference.minibatch import Batches, LoaderBatches, Noise, stream
 from pyro_sparse.inference.potential import Potential, Tempering, agree, first_line, nearby
 from pyro_sparse.inference.program import compiled
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
@@ -150,6 +150,7 @@ class Step:
     Attributes:
         state: position and momentum, (coordinate,) or (chain, coordinate).
         kind: how it is computed: "eager", "traced", "compiled", or one of these "as a CUDA graph".
+        is_free: whether any step can be asked for, not only one after the other.
     """
 
     def __init__(
@@ -168,13 +169,14 @@ class Step:
         self._arithmetic, self._potential, self._table = arithmetic, potential, table
         self._seed, self._chains, self._is_noisy = seed, chains, noise
         self._batches, self._pairs = (
-            [Batches(spec.num_data, spec.batch_size, seed, chain, start.device, purpose) for chain in chains]
+            [spec.batches(seed, chain, start.device, purpose) for chain in chains]
             for purpose in ("batches", "temperature")
         )
         self._noises = [Noise(seed, chain, start.device) for chain in chains]
         self._normals = torch.zeros_like(start) if table.has_noise else None
         self._decayed = _decayed(potential, start) if table.has_decay else None
         self._loss = start.new_full(start.shape[:-1], math.nan)
+        self.is_free = spec.loader is None
 
     def __call__(self, number: int) -> None:
         """One step.
@@ -226,13 +228,16 @@ class Step:
         spec, controls = self._potential.spec, self._table.controls[number]
         if spec.batch_size is None or spec.num_data < 2 * spec.batch_size:
             return [0.0 if spec.batch_size is None else math.nan] * len(self._chains)
-        first = number * (spec.num_data // spec.batch_size)  # two batches of one epoch, another epoch each time
+        # Two batches of one epoch, another epoch each time; of a loader, which goes on in order, this one and the next.
+        first, batches = number * (spec.num_data // spec.batch_size), self._pairs
+        if spec.loader is not None:
+            first, batches = number, self._batches
         with self._random_numbers(number):
-            one, other = (self._evaluate(number, joined(self._pairs, first + i)).mean_gradient for i in (0, 1))
+            one, other = (self._evaluate(number, joined(batches, first + i)).mean_gradient for i in (0, 1))
         variances = (one - other).square().mean(-1).reshape(-1) / 2
         return [controls.learning_rate * spec.num_data * v / (2 * controls.friction) for v in variances.tolist()]
 
-    def _evaluate(self, number: int, batch: Tensor) -> Any:
+    def _evaluate(self, number: int, batch: Tensor | tuple[Tensor, ...]) -> Any:
         return self._potential(self.state.position, self._table.tempering(number), batch)
 
     @contextlib.contextmanager
@@ -249,8 +254,9 @@ class Step:
     def _failure(self, number: int, finite: Tensor) -> NonFiniteError:
         """What went wrong in a step from the present state, found by computing it again."""
         spec, controls = self._potential.spec, self._table.controls[number]
+        batch = joined(self._batches, number)
         with self._random_numbers(number):
-            evaluation = self._evaluate(number, joined(self._batches, number))
+            evaluation = self._evaluate(number, batch)
         position = self.state.position
         if position.dim() > 1:
             failed = int(finite.isfinite().int().argmin())
@@ -270,12 +276,25 @@ class Step:
             if number == 0
             else f"lower learning_rate ({controls.learning_rate:g}) or scale the data to unit variance"
         )
+        if isinstance(batch, tuple):
+            remedy = _fault_of(batch) or remedy
         return NonFiniteError(
             f"the {what} of {', '.join(repr(name) for name in bad)} became NaN or infinite at step {number} "
             f"({phase} step {since}): {remedy}; the state before it is in this error's `values`",
             number,
             {name: value.clone() for name, value in spec.layout.constrained(position).items()},
         )
+
+
+def _fault_of(batch: tuple[Tensor, ...]) -> str | None:
+    """What to mend in a batch that a loader gave."""
+    for place, part in enumerate(batch):
+        if part.is_floating_point() and not bool(part.isfinite().all()):
+            row = int((~part.isfinite()).reshape(len(part), -1).any(1).nonzero()[0])
+            return (
+                f"the DataLoader gave NaN or infinity in row {row} of argument {place} of this batch: mend its dataset"
+            )
+    return None
 
 
 def _decayed(potential: Potential, like: Tensor) -> Tensor:
@@ -286,11 +305,11 @@ def _decayed(potential: Potential, like: Tensor) -> Tensor:
     )
 
 
-def joined(batches: list[Batches], number: int) -> Tensor:
-    """Row numbers (row,), or (chain, row); all rows are the same for all chains."""
-    if len(batches) == 1 or batches[0].batch_size is None:
+def joined(batches: Sequence[Batches | LoaderBatches], number: int) -> Any:
+    """Row numbers (row,), or (chain, row); all rows are the same for all chains. Of a loader the rows themselves."""
+    if len(batches) == 1 or (isinstance(batches[0], Batches) and batches[0].batch_size is None):
         return batches[0](number)
-    return torch.stack([batch(number) for batch in batches])
+    return torch.stack([cast(Tensor, batch(number)) for batch in batches])
 
 
 class GraphStep(Step):
@@ -407,7 +426,7 @@ def step_maker(
             move = compiled(move, (*counters, *map(torch.clone, example.state), *example.arguments(0)[2:]))
         return replace(plain, kind=f"{kind} as a CUDA graph", of=GraphStep, way=move)
 
-    on_card = has_graphs(start.device)
+    on_card = has_graphs(start.device) and potential.spec.loader is None  # whose batches are new tensors each time
     ways: list[tuple[str, Callable[[], Maker]]] = []
     if compiling:
         ways.append(("uncompiled", (lambda: graph(True)) if on_card else compiled_program))
@@ -428,7 +447,7 @@ def step_maker(
 def _agree(found: Step, expected: Step, table: Table) -> bool:
     """Whether two ways make the same of a step at the start, in the middle and at the end of the schedule."""
     last = len(table.controls) - 1
-    for number in sorted({0, last // 2, last}):
+    for number in sorted({0, last // 2, last} if expected.is_free else {0, min(1, last)}):
         for step in (expected, found):
             step(number)
         pairs = [*zip(found.state, expected.state, strict=True), (found._loss, expected._loss)]
