@@ -381,7 +381,7 @@ def _line(row: Row) -> str:
     size = row.get("batch_size", NUM_ROWS)
     cells = [row["sampler"], "all" if size == NUM_ROWS else str(size), str(row.get("learning_rate", ""))]
     for _, name, error in COLUMNS:
-        value = "" if name not in row else f"{row[name]:.0f}" if row[name] >= 10 else f"{row[name]:.3f}"
+        value = "" if name not in row else f"{row[name]:.{3 if row[name] < 1 else 2 if row[name] < 10 else 0}f}"
         cells.append(f"{value} ({row[error]:.3f})" if error else value)
     return f"| {' | '.join(cells)} |"
 

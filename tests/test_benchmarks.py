@@ -18,7 +18,7 @@ import torch
 from pyro_sparse.datasets import paper_regression
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("common", "interval_coverage", "real_data", "regression_table", "rivals", "truths", "validity")
+NAMES = ("common", "interval_coverage", "real_data", "regression_table", "rivals", "runs", "truths", "validity")
 
 
 @pytest.fixture
@@ -246,6 +246,13 @@ def test_errors_of_draws_that_are_moved_and_too_wide(load: Any) -> None:
     right = 4 + shift @ np.linalg.solve(covariance, shift) / 2 - 1
     assert found["excess"] == pytest.approx(right, abs=0.1) and 0 < found["excess_error"] < 0.1
     assert 0 < found["mean_noise"] < 0.05
+    one = load("validity").errors(
+        draws[..., :1], np.full(1, 7.0), covariance[:1, :1]
+    )  # of one weight both errors are one
+    assert one["sd_error"] == pytest.approx(one["excess_error"] / (2 * (1 + one["sd_bias"])))
+    assert (
+        0.2 < one["mean_noise"] / (2 / 80_000**0.5) < 2.2
+    )  # four chains: chi-square of 3, a false alarm in 1,000 or so
 
 
 def test_validity_runs_and_goes_on(load: Any, tmp_path: Path) -> None:
@@ -280,6 +287,55 @@ def test_a_rival_runs(load: Any, tmp_path: Path, method: str, package: str) -> N
     table.run(method, 1, 200, 8, 0.01, tmp_path / "rows.jsonl")
     (row,) = common.read_rows(tmp_path / "rows.jsonl")
     assert row["method"] == method and math.isfinite(row["mspe"]) and row["num_selected"] <= 8
+
+
+def test_runs_on_disk_are_measured_once(load: Any, tmp_path: Path) -> None:
+    """Small ones, all in this process; what is there is not made again."""
+    runs, rows, output = load("runs"), [], tmp_path / "rows.jsonl"
+    for apart in (lambda function, *arguments: function(*arguments), lambda *arguments: pytest.fail("made again")):
+        runs.apart = apart
+        runs.measure(runs.SMOKE, list(runs.PLANS), 1, str(tmp_path), output)
+        rows.append([json.loads(line) for line in output.read_text().splitlines()])
+    assert rows[0] == rows[1]
+    kinds = [row["kind"] for row in rows[0]]
+    assert {kind: kinds.count(kind) for kind in runs.PLANS} == {
+        "memory": 4,
+        "resume": 2,
+        "write": 2,
+        "many": 2,
+        "read": 2,
+    }
+    memory, disk = (
+        next(row for row in rows[0] if (row["kind"], row["kept"]) == ("write", k)) for k in ("memory", "disk")
+    )
+    assert memory["write_cpu"] == 0 < disk["write_cpu"] < disk["total_cpu"]
+    assert all(row["steps_per_cpu_second"] > 0 for row in rows[0] if row["kind"] == "resume")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_tables_of_runs_by_hand(load: Any) -> None:
+    runs = load("runs")
+    shape = {"layers": "4-1", "num_weights": 5, "num_steps": 100, "round": 0}
+    memory = [
+        shape | {"kind": "memory", "kept": kept, "num_draws": draws, "at_first_step": 90, "steps": peak}
+        for kept, draws, peak in (("disk", 10, 100), ("disk", 1_000, 104), ("memory", 10, 100), ("memory", 1_000, 500))
+    ]
+    assert "| on disk | 100 (+10) | 104 (+14) | 1.040 |" in runs.table(memory).splitlines()
+    speeds = [(100, 98), (50, 48), (80, 80)]  # ratios 0.98, 0.96, 1
+    resume = [
+        shape | {"kind": "resume", "round": n, "run": name, "steps_per_wall_second": v, "steps_per_cpu_second": v}
+        for n, pair in enumerate(speeds)
+        for name, v in zip(("fresh", "resumed"), pair, strict=True)
+    ]
+    assert "| a wall second | 80.0 | 80.0 | 0.980 |" in runs.table(resume).splitlines()
+    seconds = {"total": 100.0, "write": 1.0, "save": 0.5, "close": 0.25}
+    write = [
+        shape
+        | {"kind": "write", "kept": kept, "num_draws": 1}
+        | {f"{name}_{clock}": value * factor for name, value in seconds.items() for clock in ("wall", "cpu")}
+        for kept, factor in (("disk", 1), ("memory", 0.98))
+    ]
+    assert "| cpu | 98.0 | 100.0 | 1.25 % | 0.50 % | 1.75 % |" in runs.table(write).splitlines()
 
 
 @pytest.mark.parametrize("script", sorted(str(p.relative_to(BENCHMARKS)) for p in BENCHMARKS.rglob("*.py")))
