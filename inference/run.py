@@ -11,6 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.inspection import Model, Specification, checked_data, inspect, loader_of, start
+from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.store import (
     StoredDraws,
@@ -34,7 +35,7 @@ class Run:
         schedule, seed: as given.
         positions: (chain, coordinate), where each chain ended.
         draws: (chain, draw, coordinate) on the unconstrained scale, ``draws[chain, draw]``; of a run on disk each is read
-            when it is asked for.
+            when it is asked for, and with ``sparse_draws`` weights that a draw does not include are 0.
         history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step).
         input_names: of the columns of the first argument of the model; None where they have none.
     """
@@ -110,6 +111,10 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
         num_draws = int(begun.min())
         draws = StoredDraws(path, spec.layout, like, tuple(range(len(begun))), num_draws)
         positions = torch.stack([draws[chain, num_draws - 1] for chain in range(len(begun))])
+    if checkpoint is not None and checkpoint.moments:  # which are whole also where the process was killed
+        moments = Moments(spec.layout, like, settings["num_chains"])
+        moments.restore(checkpoint.moments)
+        trace = trace.assign({name: xr.DataTree(dataset) for name, dataset in moments.datasets().items()})
     trace = trace.isel(chain=slice(len(positions)), draw=slice(num_draws))
     names = settings["input_names"]
     return Run(

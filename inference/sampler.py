@@ -6,6 +6,7 @@ import operator
 import os
 import platform
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from tqdm.auto import tqdm
 from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
 from pyro_sparse.inference.layout import Layout
+from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.program import repays_compiling
 from pyro_sparse.inference.run import Run, history_of
@@ -63,6 +65,7 @@ def anneal(
     input_names: Sequence[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    sparse_draws: bool = False,
     progress: bool | str = True,
 ) -> Run:
     """Samples a Pyro model by prior annealing with minibatch SGHMC (Algorithm 1 of the paper, without the refit).
@@ -85,6 +88,9 @@ def anneal(
         out: a folder that draws and statistics are written to as they come (Zarr, in ArviZ's schema), instead of memory. It
             can be opened at any moment, by xarray or :func:`load`.
         resume: go on with the run in ``out``, to the same bits as if it had never stopped; a new run where there is none.
+        sparse_draws: for large networks on disk: of every draw only the weights that it includes (inclusion probability above
+            1/2), zeros elsewhere, which take no room; and of all weights the exact mean, variance and inclusion probability
+            over the draws of a chain, as the groups ``posterior_mean``, ``posterior_variance`` and ``posterior_inclusion``.
         progress: whether to show a bar; a text stands in front of it.
 
     Raises:
@@ -95,6 +101,8 @@ def anneal(
     """
     if resume and out is None:
         raise ValueError("out must name the folder of the run that resume=True goes on with, got None")
+    if sparse_draws and out is None:
+        raise ValueError("out must name a folder for sparse_draws=True, as draws in memory are whole, got None")
     schedule = PriorAnnealing() if schedule is None else schedule
     num_draws, num_chains, seed = (
         _whole(name, value) for name, value in (("num_draws", num_draws), ("num_chains", num_chains), ("seed", seed))
@@ -117,8 +125,11 @@ def anneal(
         )
     path, given = None if out is None else Path(out).absolute(), {}
     if path is not None:
-        given = _given(spec, schedule, seed, num_draws, num_chains, names)
-        check_folder(path, resume, given, num_bytes(spec.layout, position, num_chains, num_draws))
+        given = _given(spec, schedule, seed, num_draws, num_chains, names) | {"sparse_draws": sparse_draws}
+        least, most = num_bytes(spec.layout, position, num_chains, num_draws, sparse_draws)
+        check_folder(path, resume, given, least)
+        if progress:
+            tqdm.write(f"up to {_in_words(most)} go to {path}", file=sys.stderr)
     batches = spec.batches(seed, 0, position.device)
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = Table(schedule, position)
@@ -132,7 +143,8 @@ def anneal(
     if path is not None:
         settings = given | _computed_by(potential, make.kind)
         attributes = disclosure(spec, schedule, seed) | {"program": make.kind}
-        keeper = _opened(path, resume, spec.layout, position, settings, attributes, input_coords(spec, names))
+        moments = Moments(spec.layout, position, num_chains) if sparse_draws else None
+        keeper = _opened(path, resume, spec.layout, position, settings, attributes, input_coords(spec, names), moments)
     total = schedule.num_steps * len(groups)
     with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
         way = _Way(spec, table, num_draws, num_chains, keeper, label)
@@ -192,14 +204,19 @@ def _opened(
     settings: dict[str, Any],
     attributes: dict[str, Any],
     coords: Any,
+    moments: Moments | None,
 ) -> Store:
     """The folder of a new run, or of one to go on with."""
     if resume and is_run(path):
         check_same(path, read_identity(path), settings)
-        return Store(path, layout, like)
+        return Store(path, layout, like, moments)
     attributes = attributes | {IDENTITY: json.dumps(settings)}
     size = settings["num_chains"], settings["num_draws"]
-    return Store.create(path, layout, like, STATISTICS, attributes, coords, *size)
+    return Store.create(path, layout, like, STATISTICS, attributes, coords, *size, moments)
+
+
+def _in_words(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.3g} MB"
 
 
 @contextlib.contextmanager

@@ -72,7 +72,13 @@ def select(run: Run, min_probability: float = 0.5) -> Structure:
 
 
 def _inclusion(run: Run, draws: Tensor | StoredDraws, chain: int) -> dict[str, Tensor]:
-    """By site, the inclusion probability of each weight averaged over the draws of a chain, which are read one at a time."""
+    """By site, the inclusion probability of each weight averaged over the draws of a chain, which are read one at a time.
+
+    Where draws are sparse it was averaged as they came.
+    """
+    if run.schedule.last_phase == "sample" and "posterior_inclusion" in run.trace.children:
+        averages = run.trace["posterior_inclusion"].to_dataset()
+        return {str(name): torch.as_tensor(values.values[chain]).to(run.positions) for name, values in averages.items()}
     total: dict[str, Tensor] = {}
     for draw in range(draws.shape[1]):
         for site, part in run.spec.layout.parts(draws[chain, draw]):

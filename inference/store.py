@@ -16,7 +16,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyro_sparse.inference.inspection import Specification
 from pyro_sparse.inference.layout import Layout, named_dims
+from pyro_sparse.inference.moments import Moments
 
 CHECKPOINT, LOCK, IDENTITY = ".checkpoint.npz", ".lock", "pyro_sparse_run"
 FORMAT = 1
@@ -47,6 +48,7 @@ class Checkpoint:
         number: the next step of the chains that are not; 0 before their first.
         position, momentum: theirs, (coordinate,) or (chain, coordinate).
         history: (chain, step, column) of what the progress bar showed, for each chain that has begun.
+        moments: the state of the running moments of a run whose draws are sparse.
     """
 
     ended: Tensor
@@ -54,6 +56,7 @@ class Checkpoint:
     position: Tensor
     momentum: Tensor
     history: list[Array]
+    moments: Mapping[str, Array] = field(default_factory=dict)
 
 
 class StoredDraws:
@@ -137,15 +140,18 @@ class Store:
         BlockingIOError: where another process holds it.
     """
 
-    def __init__(self, path: Path, layout: Layout, like: Tensor) -> None:
+    def __init__(self, path: Path, layout: Layout, like: Tensor, moments: Moments | None = None) -> None:
         self.path = path
-        self._layout, self._like = layout, like
+        self._layout, self._like, self._moments = layout, like, moments
         self._pending: list[tuple[int, int, Tensor, Mapping[str, float]]] = []
         self._group = _open(path, "r+")
         self._lock = _locked(path / LOCK)
         self._arrays: dict[str, Any] = {}
         self._due = time.monotonic() + SECONDS
         self._flush_due = 0.0
+        checkpoint = self.checkpoint()
+        if moments is not None and checkpoint is not None:
+            moments.restore(checkpoint.moments)
 
     @classmethod
     def create(
@@ -158,12 +164,14 @@ class Store:
         coords: Mapping[str, Array],
         num_chains: int,
         num_draws: int,
+        moments: Moments | None = None,
     ) -> Self:
         """A new folder, in place at once or not at all.
 
         Args:
             statistics: names and types of what is kept of every draw.
             coords: of axes of the sites.
+            moments: of the weights; draws then hold only what they include.
 
         Raises:
             OSError: where there is something, or it cannot be written.
@@ -172,14 +180,14 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
                 new = Path(beside) / "new"
-                _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws)
+                _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws, moments)
                 os.replace(new, path)
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"out must be a new folder, but {path} cannot be made ({error.strerror or error}): name another",
             ) from error
-        return cls(path, layout, like)
+        return cls(path, layout, like, moments)
 
     def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
         """One draw, on disk within a fifth of a second.
@@ -187,7 +195,11 @@ class Store:
         Raises:
             OSError: naming draw and remedy; what was written before stays.
         """
-        self._pending.append((chain, draw, position.detach().to("cpu", copy=True), row))
+        position = position.detach().to("cpu", copy=True)
+        if self._moments is not None:
+            self._moments.add(chain, position)
+            position = self._moments.included(position)
+        self._pending.append((chain, draw, position, row))
         num_bytes = len(self._pending) * position.numel() * position.element_size()
         if time.monotonic() >= self._flush_due or num_bytes > FLUSH_BYTES:
             self.flush()
@@ -262,6 +274,7 @@ class Store:
         tensors = {name: getattr(checkpoint, name) for name in ("ended", "position", "momentum")}
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
         arrays["number"] = np.array(checkpoint.number)
+        arrays |= {} if self._moments is None else self._moments.state()
         partial = self.path / f"{CHECKPOINT}.partial"
         try:
             with partial.open("wb") as file:
@@ -276,7 +289,14 @@ class Store:
                 f"a checkpoint could not be written to {self.path} ({error.strerror or error}): the one before is there; make "
                 "room and go on with resume=True",
             ) from error
+        if checkpoint.number == 0:  # a chain is through
+            self._write_moments()
         self._due = time.monotonic() + max(SECONDS, PATIENCE * (time.monotonic() - begun))
+
+    def _write_moments(self) -> None:
+        for group, dataset in ({} if self._moments is None else self._moments.datasets()).items():
+            for name, values in dataset.items():
+                self._group[f"{group}/{name}"][:] = values.values
 
     def checkpoint(self) -> Checkpoint | None:
         """The last one; None before the first."""
@@ -286,6 +306,7 @@ class Store:
         """Lets another process have it."""
         try:
             self.flush()
+            self._write_moments()
         finally:
             self._lock.close()
 
@@ -303,7 +324,8 @@ def read_checkpoint(path: Path, like: Tensor) -> Checkpoint | None:
         ) from error
     tensors = {name: torch.from_numpy(arrays[name]).to(like.device) for name in ("ended", "position", "momentum")}
     history = [arrays[f"history/{chain}"] for chain in range(sum(name.startswith("history/") for name in arrays))]
-    return Checkpoint(number=int(arrays["number"]), history=history, **tensors)
+    moments = {name: array for name, array in arrays.items() if name.startswith("moments/")}
+    return Checkpoint(number=int(arrays["number"]), history=history, moments=moments, **tensors)
 
 
 def read_identity(path: Path) -> dict[str, Any]:
@@ -334,11 +356,14 @@ def read_trace(path: Path) -> xr.DataTree:
     return xr.open_datatree(path, engine="zarr", consolidated=True)
 
 
-def num_bytes(layout: Layout, like: Tensor, num_chains: int, num_draws: int) -> int:
-    """Of all draws and two checkpoints; statistics are nothing beside them."""
+def num_bytes(layout: Layout, like: Tensor, num_chains: int, num_draws: int, sparse: bool) -> tuple[int, int]:
+    """At least and at most, of draws, moments and two checkpoints; statistics are nothing beside them."""
     twice = sum(site.shape.numel() for site in layout.sites if site.transform is not None)
+    weights = sum(site.shape.numel() for site in layout.spike_slab_sites())
     of_draws = num_chains * num_draws * (layout.num_coordinates + twice)
-    return like.element_size() * (of_draws + 6 * num_chains * layout.num_coordinates)
+    always = num_chains * (6 * layout.num_coordinates + (9 * weights if sparse else 0))
+    least = of_draws - (num_chains * num_draws * weights if sparse else 0)
+    return like.element_size() * (least + always), like.element_size() * (of_draws + always)
 
 
 def is_run(path: Path) -> bool:
@@ -390,9 +415,11 @@ def _write_empty(
     coords: Mapping[str, Array],
     num_chains: int,
     num_draws: int,
+    moments: Moments | None,
 ) -> None:
     """The arrays of the whole run, of which no chunk is written yet."""
     import zarr
+    from zarr.codecs import ZstdCodec
 
     for site in layout.sites:
         if site.name in (".", "..", "zarr.json") or "/" in site.name or len(site.name.encode()) > 200:
@@ -410,6 +437,14 @@ def _write_empty(
     for dim, labels in coords.items():
         text = labels.astype(np.dtypes.StringDType())
         root.create_array(f"posterior/{dim}", data=text, dimension_names=(dim,))
+    for name, dataset in ({} if moments is None else moments.datasets()).items():
+        group = root.create_group(name)
+        group.create_array("chain", data=np.arange(num_chains), dimension_names=("chain",))
+        for weight, empty in dataset.items():
+            chunks = (1, *(max(length, 1) for length in empty.shape[1:]))
+            dims = [str(dim) for dim in empty.dims]
+            group.create_array(str(weight), data=empty.values, chunks=chunks, dimension_names=dims)
+        groups.append(name)
     values = layout.constrained(torch.zeros(layout.num_coordinates).to(like))
     own = named_dims({name: value.shape for name, value in values.items()})
     for site in layout.sites:
@@ -417,19 +452,16 @@ def _write_empty(
         if site.transform is not None:
             shapes["unconstrained_posterior"] = site.shape
         for home, shape in shapes.items():
-            dims = (
-                "chain",
-                "draw",
-                *(own[site.name] if home == "posterior" else named_dims({site.name: shape})[site.name]),
-            )
+            axes = own[site.name] if home == "posterior" else named_dims({site.name: shape})[site.name]
             root.create_array(
                 f"{home}/{site.name}",
                 shape=(*size, *shape),
                 chunks=(1, block, *(max(length, 1) for length in shape)),
                 dtype=dtype,
                 fill_value=np.nan,
-                dimension_names=dims,
-                compressors=None,  # the last bits of a weight are noise
+                dimension_names=("chain", "draw", *axes),
+                # The last bits of a weight are noise, which no compression makes smaller; zeros take no room.
+                compressors=None if moments is None else ZstdCodec(level=1),
             )
     for name, kind in statistics.items():
         root.create_array(

@@ -34,6 +34,7 @@ ORDER = {
         "step",
         "structure",
         "trace",
+        "moments",
         "store",
         "run",
         "sampler",
