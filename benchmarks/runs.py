@@ -367,11 +367,11 @@ def _read_table(rows: list[Row]) -> str:
     body = []
     for layers, draws in dict.fromkeys((row["layers"], row["num_draws"]) for row in own):
         same = [row for row in own if (row["layers"], row["num_draws"]) == (layers, draws)]
-        seconds = [f"{_median(same, f'{name}_wall'):.2f}" for name in ("load", "select", "mipp")]
+        seconds = [f"{_median(same, f'{name}_cpu'):.2f}" for name in ("load", "select", "mipp")]
         peak = f"{_median(same, 'mebibytes'):,.0f}"
         body.append([f"{draws:,} draws of {same[0]['num_weights']:,} weights", *seconds, peak])
     header = ["", "load", "select", "mipp", "memory, MiB"]
-    return _lines("**Reading a run from disk, seconds**", header, body) if own else ""
+    return _lines("**Reading a run from disk, CPU seconds**", header, body) if own else ""
 
 
 def main() -> None:
