@@ -142,7 +142,7 @@ def _mebibytes(name: str) -> float:
 
 def stopped(size: Size, num_draws: int, out: Path) -> Row:
     """A run of which Ctrl-C was pressed in the middle."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell switches off for what it runs beside itself
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # off where a shell runs it with &
     clock = Clock(size.steps // 2, lambda: os.kill(os.getpid(), signal.SIGINT))
     with contextlib.suppress(KeyboardInterrupt):
         annealed(size, num_draws, clock, out)
