@@ -11,9 +11,10 @@ alone. Every sampler has 4 chains of 4,000 gradients of all rows each, a batch o
 adaptation included; SGHMC and SGLD leave out the first fifth of their 3,989 draws.
 
 ``paths``: averages along the paths of 256 chains for the posterior of one mean, with constant learning rates as in theorem 3.1
-of the paper and with one that falls like t^(-1/3), weighed by it, as in Chen, Ding and Carin (2015), theorem 5 ("a similar
-theorem" of the paper). `ps.PriorAnnealing` lowers a learning rate by factors of ten only, so the steps are those of
-``inference/sghmc.py`` without the loop.
+of the paper and with one that falls like t^(-1/3), each value weighed by it: the mean squared error of first-order samplers
+then falls like t^(-2/3), the best rate of Chen, Ding and Carin (2015), to whom the paper refers for falling rates.
+`ps.PriorAnnealing` lowers a learning rate by factors of ten only, so the steps are those of ``inference/sghmc.py`` without the
+loop, and with independent batches.
 """
 
 import argparse
