@@ -38,6 +38,10 @@ class Moments:
             torch.cat([law.inclusion_probability(part).reshape(-1) for law, part in laws]) - inclusion
         ) / count
 
+    def chains(self) -> list[int]:
+        """Those that have a draw."""
+        return np.flatnonzero(self._counts).tolist()
+
     def included(self, position: Tensor) -> Tensor:
         """The draw with the weights at 0 that it does not include: of inclusion probability 1/2 or less."""
         return torch.where((position.abs() > self._thresholds) | ~self._is_weight, position, 0.0)
@@ -47,9 +51,10 @@ class Moments:
         return {"moments/counts": self._counts, "moments/values": self._values.numpy()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Goes on from a state."""
-        self._counts = state["moments/counts"].copy()
-        self._values = torch.from_numpy(state["moments/values"].copy())
+        """Takes over the chains of a state."""
+        for chain in np.flatnonzero(state["moments/counts"]):
+            self._counts[chain] = state["moments/counts"][chain]
+            self._values[chain] = torch.from_numpy(state["moments/values"][chain])
 
     def datasets(self) -> dict[str, xr.Dataset]:
         """By group one variable a site, dims (chain, ...); NaN where there are too few draws."""

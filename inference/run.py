@@ -18,7 +18,7 @@ from pyro_sparse.inference.store import (
     check_same,
     data_of,
     model_of,
-    read_checkpoint,
+    read_checkpoints,
     read_identity,
     read_trace,
 )
@@ -97,25 +97,28 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
     spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"])
     check_same(path, settings, model_of(spec) | data_of(spec))
     like = start(spec, settings["seed"], 0, fresh=False)
-    checkpoint, trace = read_checkpoint(path, like), read_trace(path)
-    history = [] if checkpoint is None else checkpoint.history
-    if checkpoint is not None and len(checkpoint.ended):
-        positions, num_draws = checkpoint.ended, settings["num_draws"]
-        draws = StoredDraws(path, spec.layout, like, tuple(range(len(positions))), num_draws)
+    trace, num_draws, num_chains = read_trace(path), settings["num_draws"], settings["num_chains"]
+    checkpoints = [one for one in read_checkpoints(path, like, settings["processes"]) if one is not None]
+    history = [rows for checkpoint in checkpoints for rows in checkpoint.history]
+    ended = torch.cat([checkpoint.ended for checkpoint in checkpoints]) if checkpoints else like.new_empty(0, len(like))
+    if len(ended) == num_chains or (len(ended) and settings["processes"] == 1):
+        positions, chains = ended, np.arange(len(ended))
+        draws = StoredDraws(path, spec.layout, like, tuple(chains.tolist()), num_draws)
     else:
         steps = np.asarray(trace["sample_stats"].to_dataset()["step"])
         complete = (steps >= 0).cumprod(1).sum(1)
-        begun = complete[complete > 0]
-        if not len(begun):
+        chains = np.flatnonzero(complete)
+        if not len(chains):
             raise ValueError(f"{path} must hold a draw to be loaded, got none yet: go on with resume=True")
-        num_draws = int(begun.min())
-        draws = StoredDraws(path, spec.layout, like, tuple(range(len(begun))), num_draws)
-        positions = torch.stack([draws[chain, num_draws - 1] for chain in range(len(begun))])
-    if checkpoint is not None and checkpoint.moments:  # which are whole also where the process was killed
-        moments = Moments(spec.layout, like, settings["num_chains"])
-        moments.restore(checkpoint.moments)
+        num_draws = int(complete[chains].min())
+        draws = StoredDraws(path, spec.layout, like, tuple(chains.tolist()), num_draws)
+        positions = torch.stack([draws[place, num_draws - 1] for place in range(len(chains))])
+    if any(checkpoint.moments for checkpoint in checkpoints):  # which are whole also where a process was killed
+        moments = Moments(spec.layout, like, num_chains)
+        for checkpoint in checkpoints:
+            moments.restore(checkpoint.moments)
         trace = trace.assign({name: xr.DataTree(dataset) for name, dataset in moments.datasets().items()})
-    trace = trace.isel(chain=slice(len(positions)), draw=slice(num_draws))
+    trace = trace.isel(chain=chains, draw=slice(num_draws))
     names = settings["input_names"]
     return Run(
         spec,
@@ -124,7 +127,7 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
         positions,
         draws,
         trace,
-        history_of(history[: len(positions)]),
+        history_of(history[: len(positions)] if settings["processes"] == 1 or len(ended) == num_chains else []),
         None if names is None else tuple(names),
     )
 

@@ -8,7 +8,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from pyro_sparse.inference.store import (
     StoredDraws,
     check_folder,
     check_same,
+    create,
     data_of,
     digest,
     is_run,
@@ -82,7 +83,8 @@ def anneal(
         num_chains: independent annealing runs. Small ones run together, which costs little more than one, and stop
             together; batches and noise of a chain are those it has alone, its values the same to rounding. Where the schedule
             trains, chains after the first start from fresh random weights; without a train phase all start from the weights
-            given.
+            given. Where ``torch.distributed`` is set up, as under ``torchrun``, they are shared out over the processes, whose
+            number must divide theirs, and every process returns them all.
         seed: of start values, batches and noise; the global generator is neither used nor changed.
         input_names: of the columns of the first argument.
         out: a folder that draws and statistics are written to as they come (Zarr, in ArviZ's schema), instead of memory. It
@@ -113,53 +115,67 @@ def anneal(
         raise ValueError(f"num_draws must lie in [1, {available}], the steps of the last phase, got {num_draws}")
     if not num_chains >= 1:
         raise ValueError(f"num_chains must be >= 1, got {num_chains}")
+    rank, processes = _process()
+    if num_chains % processes:
+        raise ValueError(f"num_chains must be a multiple of the {processes} processes, got {num_chains}")
     spec = inspect(model, data, batch_size, seed)
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     schedule.check_stability(laws, spec.num_data)
     names = _checked_names(input_names, spec)
-    starts = [start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in range(num_chains)]
-    position = starts[0]
+    chains = range(rank * num_chains // processes, (rank + 1) * num_chains // processes)
+    starts = {chain: start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in chains}
+    position = starts[chains[0]]
     if position.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"the model's weights must be float32 or float64, got {position.dtype}: autocast inside the model instead"
         )
     path, given = None if out is None else Path(out).absolute(), {}
     if path is not None:
-        given = _given(spec, schedule, seed, num_draws, num_chains, names) | {"sparse_draws": sparse_draws}
+        given = _given(spec, schedule, seed, num_draws, num_chains, names)
+        given |= {"sparse_draws": sparse_draws, "processes": processes}
         least, most = num_bytes(spec.layout, position, num_chains, num_draws, sparse_draws)
         check_folder(path, resume, given, least)
-        if progress:
+        if progress and rank == 0:
             tqdm.write(f"up to {_in_words(most)} go to {path}", file=sys.stderr)
     batches = spec.batches(seed, 0, position.device)
     potential = Potential(spec, position, (batches(0), batches(1)))
     table = Table(schedule, position)
     label = progress if isinstance(progress, str) else ""
     together = _together(potential, starts, seed)
-    groups = [[chain] for chain in range(num_chains)] if together is None else [list(range(num_chains))]
+    groups = [[chain] for chain in chains] if together is None else [list(chains)]
     potential, first = together or potential, _stacked([starts[chain] for chain in groups[0]])
     compiling = repays_compiling(schedule.num_steps * len(groups), first.numel())
     make = step_maker(potential, table, first, seed, groups[0], compiling)
-    keeper: Memory | Store = Memory()
+    keeper: Memory | Store = Memory(chains)
     if path is not None:
         settings = given | _computed_by(potential, make.kind)
         attributes = disclosure(spec, schedule, seed) | {"program": make.kind}
         moments = Moments(spec.layout, position, num_chains) if sparse_draws else None
-        keeper = _opened(path, resume, spec.layout, position, settings, attributes, input_coords(spec, names), moments)
+        _make_or_check(path, resume, spec.layout, position, settings, attributes, input_coords(spec, names), moments)
+        keeper = Store(path, spec.layout, position, moments, part=f"-{rank}" if processes > 1 else "")
     total = schedule.num_steps * len(groups)
     with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
-        way = _Way(spec, table, num_draws, num_chains, keeper, label)
-        done = way.num_steps_done(groups)
-        with tqdm(total=total, initial=done, disable=not progress, unit="step", smoothing=0.02) as bar:
-            for chains in groups[way.num_groups_done(groups) :]:
-                step = make(_stacked([starts[chain] for chain in chains]), chains)
+        way = _Way(spec, table, num_draws, chains, keeper, label)
+        done, silent = way.num_steps_done(groups), not progress or rank > 0
+        with tqdm(total=total, initial=done, disable=silent, unit="step", smoothing=0.02) as bar:
+            for group in groups[way.num_groups_done(groups) :]:
+                step = make(_stacked([starts[chain] for chain in group]), group)
                 try:
-                    way.run(step, chains, bar, stopped)
+                    way.run(step, group, bar, stopped)
                 except NonFiniteError as error:
-                    error.run = _run(way, schedule, seed, names, make.kind) if way.ended else None
+                    if way.ended and processes == 1:  # others wait for nobody who has failed
+                        error.run = _run(way, schedule, seed, names, make.kind)
                     raise
     run = _run(way, schedule, seed, names, make.kind)
     _warn_of_heat(run)
     return run
+
+
+def _process() -> tuple[int, int]:
+    """The number of this process, and how many there are."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def _whole(name: str, value: Any) -> int:
@@ -196,7 +212,7 @@ def _computed_by(potential: Potential, kind: str) -> dict[str, Any]:
     return {"program": kind, "program_hash": digest([] if graph is None else [graph.code, *graph.buffers()])}
 
 
-def _opened(
+def _make_or_check(
     path: Path,
     resume: bool,
     layout: Layout,
@@ -205,14 +221,20 @@ def _opened(
     attributes: dict[str, Any],
     coords: Any,
     moments: Moments | None,
-) -> Store:
-    """The folder of a new run, or of one to go on with."""
-    if resume and is_run(path):
+) -> None:
+    """The folder of a new run, made by the first process, or of one to go on with."""
+    rank, processes = _process()
+    is_there = resume and is_run(path)
+    if is_there:
         check_same(path, read_identity(path), settings)
-        return Store(path, layout, like, moments)
-    attributes = attributes | {IDENTITY: json.dumps(settings)}
-    size = settings["num_chains"], settings["num_draws"]
-    return Store.create(path, layout, like, STATISTICS, attributes, coords, *size, moments)
+    if processes > 1:
+        torch.distributed.barrier()  # all have looked
+    if not is_there and rank == 0:
+        attributes = attributes | {IDENTITY: json.dumps(settings)}
+        size = settings["num_chains"], settings["num_draws"]
+        create(path, layout, like, STATISTICS, attributes, coords, *size, moments)
+    if processes > 1:
+        torch.distributed.barrier()
 
 
 def _in_words(num_bytes: int) -> str:
@@ -240,15 +262,15 @@ def _stoppable(gently: bool) -> Iterator[Callable[[], bool]]:
 
 
 class Memory:
-    """Keeps draws and statistics where no folder was named; has the methods of a Store."""
+    """Keeps draws and statistics of some chains where no folder was named; has the methods of a Store."""
 
-    def __init__(self) -> None:
-        self._draws: dict[int, list[Tensor]] = {}
-        self._rows: dict[int, list[Mapping[str, float]]] = {}
+    def __init__(self, chains: Iterable[int]) -> None:
+        self._draws: dict[int, list[Tensor]] = {chain: [] for chain in chains}
+        self._rows: dict[int, list[Mapping[str, float]]] = {chain: [] for chain in chains}
 
     def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
-        self._draws.setdefault(chain, []).append(position.clone())
-        self._rows.setdefault(chain, []).append(row)
+        self._draws[chain].append(position.clone())
+        self._rows[chain].append(row)
 
     def is_due(self) -> bool:
         return False
@@ -263,27 +285,27 @@ class Memory:
         """Nothing is held."""
 
     def draws(self, num_chains: int) -> Tensor:
-        """(chain, draw, coordinate)"""
-        return torch.stack([torch.stack(self._draws[chain]) for chain in range(num_chains)])
+        """(chain, draw, coordinate) of the first chains."""
+        return torch.stack([torch.stack(draws) for draws in list(self._draws.values())[:num_chains]])
 
     def statistics(self, num_chains: int) -> dict[str, np.ndarray[Any, Any]]:
         """(chain, draw) each."""
-        rows = [self._rows[chain] for chain in range(num_chains)]
+        rows = list(self._rows.values())[:num_chains]
         return {name: np.array([[row[name] for row in chain] for chain in rows]) for name in STATISTICS}
 
 
 class _Way:
-    """All chains of a run on their way: what has ended, what is kept, what the bar shows."""
+    """The chains of a process on their way: what has ended, what is kept, what the bar shows."""
 
     def __init__(
-        self, spec: Specification, table: Table, num_draws: int, num_chains: int, keeper: "Memory | Store", label: str
+        self, spec: Specification, table: Table, num_draws: int, chains: range, keeper: "Memory | Store", label: str
     ) -> None:
-        self.spec, self.keeper, self.num_draws = spec, keeper, num_draws
+        self.spec, self.chains, self.keeper, self.num_draws = spec, chains, keeper, num_draws
         self._table, self._label = table, label
         self._draw_of = {step: draw for draw, step in enumerate(_draw_steps(table.schedule, num_draws))}
         self._period = max(1, table.schedule.num_steps // 200)
         self.ended: list[Tensor] = []
-        self.history: list[list[tuple[float, ...]]] = [[] for _ in range(num_chains)]
+        self.history: list[list[tuple[float, ...]]] = [[] for _ in chains]
         self._checkpoint = keeper.checkpoint()
         if self._checkpoint is not None:
             self.ended = list(self._checkpoint.ended.unbind())
@@ -297,13 +319,12 @@ class _Way:
     def _check_draws(self, keeper: Store, number: int) -> None:
         """Whether the draws that led to the checkpoint are on disk."""
         steps = list(self._draw_of)
-        for chain in range(len(self.ended)):
-            keeper.check_draws(chain, steps)
-        for chain in range(len(self.ended), len([rows for rows in self.history if rows])):
-            keeper.check_draws(chain, [step for step in steps if step < number])
+        ended, begun = len(self.ended), len([rows for rows in self.history if rows])
+        for place, chain in enumerate(self.chains[:begun]):
+            keeper.check_draws(chain, [step for step in steps if place < ended or step < number])
 
     def num_groups_done(self, groups: list[list[int]]) -> int:
-        return len([chains for chains in groups if chains[-1] < len(self.ended)])
+        return len([chains for chains in groups if chains[-1] - self.chains[0] < len(self.ended)])
 
     def num_steps_done(self, groups: list[list[int]]) -> int:
         number = 0 if self._checkpoint is None else self._checkpoint.number
@@ -358,7 +379,7 @@ class _Way:
                 bar.set_description_str(": ".join([", ".join(parts), phase][not parts :]), refresh=False)
                 bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
             if number % self._period == 0:
-                self.history[chain].append((number, *controls, loss, kept))
+                self.history[chain - self.chains[0]].append((number, *controls, loss, kept))
             if draw is not None:
                 row = dict(zip(STATISTICS, (*controls, number, loss, kept, kinetic[place], heats[place]), strict=True))
                 self.keeper.write(chain, draw, position, row)
@@ -370,26 +391,40 @@ def _own(position: Tensor, number: int) -> Tensor:
 
 
 def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, kind: str) -> Run:
-    """The chains that have ended."""
+    """The chains that have ended, of all processes."""
     spec, keeper, count = way.spec, way.keeper, len(way.ended)
-    positions, history = torch.stack(way.ended), history_of([np.array(rows) for rows in way.history[:count]])
+    kept = None if isinstance(keeper, Store) else (keeper.draws(count).cpu(), keeper.statistics(count))
+    parts = _gathered((torch.stack(way.ended).cpu(), [np.array(rows) for rows in way.history[:count]], kept))
+    positions = torch.cat([part[0] for part in parts]).to(way.ended[0])
+    history = history_of([rows for part in parts for rows in part[1]])
     draws: Tensor | StoredDraws
     if isinstance(keeper, Memory):
-        draws = keeper.draws(count)
-        trace = build_trace(spec, schedule, draws, keeper.statistics(count), seed, kind, names)
+        draws = torch.cat([part[2][0] for part in parts]).to(positions)
+        statistics = {name: np.concatenate([part[2][1][name] for part in parts]) for name in STATISTICS}
+        trace = build_trace(spec, schedule, draws, statistics, seed, kind, names)
     else:
-        draws = StoredDraws(keeper.path, spec.layout, positions[0], tuple(range(count)), way.num_draws)
-        trace = read_trace(keeper.path).isel(chain=slice(count))
+        draws = StoredDraws(keeper.path, spec.layout, positions[0], tuple(range(len(positions))), way.num_draws)
+        trace = read_trace(keeper.path).isel(chain=slice(len(positions)))
     return Run(spec, schedule, seed, positions, draws, trace, history, names)
 
 
-def _together(potential: Potential, starts: list[Tensor], seed: int) -> Potential | None:
+def _gathered(own: Any) -> list[Any]:
+    """What each process has of something, in their order."""
+    _, processes = _process()
+    if processes == 1:
+        return [own]
+    parts: list[Any] = [None] * processes
+    torch.distributed.all_gather_object(parts, own)
+    return parts
+
+
+def _together(potential: Potential, starts: Mapping[int, Tensor], seed: int) -> Potential | None:
     """The potential of all chains at once; None where one after the other is as fast, or the only way."""
-    if len(starts) == 1 or potential.spec.loader is not None or sum(len(start) for start in starts) > TOGETHER:
+    if len(starts) == 1 or potential.spec.loader is not None or sum(map(len, starts.values())) > TOGETHER:
         return None
-    batches = [potential.spec.batches(seed, chain, starts[0].device) for chain in range(len(starts))]
+    batches = [potential.spec.batches(seed, chain, position.device) for chain, position in starts.items()]
     first, second = (joined(batches, step) for step in (0, 1))
-    return potential.of_chains(torch.stack(starts), (first, second))
+    return potential.of_chains(torch.stack(list(starts.values())), (first, second))
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:

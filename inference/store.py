@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from pyro_sparse.inference.inspection import Specification
 from pyro_sparse.inference.layout import Layout, named_dims
 from pyro_sparse.inference.moments import Moments
 
-CHECKPOINT, LOCK, IDENTITY = ".checkpoint.npz", ".lock", "pyro_sparse_run"
+CHECKPOINT, LOCK, IDENTITY = ".checkpoint{}.npz", ".lock{}", "pyro_sparse_run"
 FORMAT = 1
 SECONDS = 5.0  # between two checkpoints, and at least
 PATIENCE = 50  # times what writing one takes
@@ -134,60 +134,26 @@ def _open(path: Path, mode: str = "r") -> Any:
 
 
 class Store:
-    """The folder of one run, held by one process at a time.
+    """The folder of one run, held by one process at a time; of several that share a run, each holds its part.
 
     Raises:
         BlockingIOError: where another process holds it.
     """
 
-    def __init__(self, path: Path, layout: Layout, like: Tensor, moments: Moments | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, layout: Layout, like: Tensor, moments: Moments | None = None, part: str = ""
+    ) -> None:
+        self.path, self._saved = path, path / CHECKPOINT.format(part)
         self._layout, self._like, self._moments = layout, like, moments
         self._pending: list[tuple[int, int, Tensor, Mapping[str, float]]] = []
         self._group = _open(path, "r+")
-        self._lock = _locked(path / LOCK)
+        self._lock = _locked(path / LOCK.format(part))
         self._arrays: dict[str, Any] = {}
         self._due = time.monotonic() + SECONDS
         self._flush_due = 0.0
         checkpoint = self.checkpoint()
         if moments is not None and checkpoint is not None:
             moments.restore(checkpoint.moments)
-
-    @classmethod
-    def create(
-        cls,
-        path: Path,
-        layout: Layout,
-        like: Tensor,
-        statistics: Mapping[str, str],
-        attributes: Mapping[str, Any],
-        coords: Mapping[str, Array],
-        num_chains: int,
-        num_draws: int,
-        moments: Moments | None = None,
-    ) -> Self:
-        """A new folder, in place at once or not at all.
-
-        Args:
-            statistics: names and types of what is kept of every draw.
-            coords: of axes of the sites.
-            moments: of the weights; draws then hold only what they include.
-
-        Raises:
-            OSError: where there is something, or it cannot be written.
-        """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
-                new = Path(beside) / "new"
-                _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws, moments)
-                os.replace(new, path)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"out must be a new folder, but {path} cannot be made ({error.strerror or error}): name another",
-            ) from error
-        return cls(path, layout, like, moments)
 
     def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
         """One draw, on disk within a fifth of a second.
@@ -259,7 +225,7 @@ class Store:
             draw = int((found != steps).argmax())
             raise ValueError(
                 f"{self.path} must hold draw {draw} of chain {chain} to be gone on with, but it is missing or damaged: "
-                f"delete {CHECKPOINT} there, and resume=True computes all draws again"
+                f"delete {self._saved.name} there, and resume=True computes all draws again"
             )
 
     def is_due(self) -> bool:
@@ -275,13 +241,13 @@ class Store:
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
         arrays["number"] = np.array(checkpoint.number)
         arrays |= {} if self._moments is None else self._moments.state()
-        partial = self.path / f"{CHECKPOINT}.partial"
+        partial = self._saved.with_name(f"{self._saved.name}.partial")
         try:
             with partial.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, self.path / CHECKPOINT)
+            os.replace(partial, self._saved)
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise OSError(
@@ -294,13 +260,16 @@ class Store:
         self._due = time.monotonic() + max(SECONDS, PATIENCE * (time.monotonic() - begun))
 
     def _write_moments(self) -> None:
-        for group, dataset in ({} if self._moments is None else self._moments.datasets()).items():
-            for name, values in dataset.items():
-                self._group[f"{group}/{name}"][:] = values.values
+        if self._moments is None:
+            return
+        for group, dataset in self._moments.datasets().items():
+            for chain in self._moments.chains():
+                for name, values in dataset.items():
+                    self._group[f"{group}/{name}"][chain] = values.values[chain]
 
     def checkpoint(self) -> Checkpoint | None:
         """The last one; None before the first."""
-        return read_checkpoint(self.path, self._like)
+        return _read_checkpoint(self._saved, self._like)
 
     def close(self) -> None:
         """Lets another process have it."""
@@ -311,16 +280,55 @@ class Store:
             self._lock.close()
 
 
-def read_checkpoint(path: Path, like: Tensor) -> Checkpoint | None:
-    """That of a run folder; None where it has none."""
-    if not (path / CHECKPOINT).exists():
+def create(
+    path: Path,
+    layout: Layout,
+    like: Tensor,
+    statistics: Mapping[str, str],
+    attributes: Mapping[str, Any],
+    coords: Mapping[str, Array],
+    num_chains: int,
+    num_draws: int,
+    moments: Moments | None = None,
+) -> None:
+    """A new folder, in place at once or not at all.
+
+    Args:
+        statistics: names and types of what is kept of every draw.
+        coords: of axes of the sites.
+        moments: of the weights; draws then hold only what they include.
+
+    Raises:
+        OSError: where there is something, or it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
+            new = Path(beside) / "new"
+            _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws, moments)
+            os.replace(new, path)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"out must be a new folder, but {path} cannot be made ({error.strerror or error}): name another",
+        ) from error
+
+
+def read_checkpoints(path: Path, like: Tensor, processes: int) -> list[Checkpoint | None]:
+    """Those of a run folder, of each process that shared it; None of one that has none."""
+    parts = [f"-{rank}" for rank in range(processes)] if processes > 1 else [""]
+    return [_read_checkpoint(path / CHECKPOINT.format(part), like) for part in parts]
+
+
+def _read_checkpoint(saved: Path, like: Tensor) -> Checkpoint | None:
+    if not saved.exists():
         return None
     try:
-        with np.load(path / CHECKPOINT, allow_pickle=False) as file:
+        with np.load(saved, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{path / CHECKPOINT} is damaged ({error}): delete it, and resume=True computes the draws again from the start"
+            f"{saved} is damaged ({error}): delete it, and resume=True computes the draws again from the start"
         ) from error
     tensors = {name: torch.from_numpy(arrays[name]).to(like.device) for name in ("ended", "position", "momentum")}
     history = [arrays[f"history/{chain}"] for chain in range(sum(name.startswith("history/") for name in arrays))]

@@ -338,7 +338,7 @@ def test_a_run_is_read_while_another_process_writes_it(tmp_path: Path, monkeypat
     counts = []
     with subprocess.Popen(command) as writer:
         while writer.poll() is None:
-            if not (out / store.LOCK).exists():
+            if not (out / store.LOCK.format("")).exists():
                 continue
             try:
                 counts.append(assert_begins_as(ps.load(out, make_model(), (X, Y)), expected))

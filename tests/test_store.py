@@ -237,7 +237,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: p
         "import sys, fcntl; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
         "sys.stdin.read()"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run.zarr" / store.LOCK)]
+    command = [sys.executable, "-c", code, str(tmp_path / "run.zarr" / store.LOCK.format(""))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(
@@ -254,7 +254,7 @@ def test_ctrl_c_ends_with_the_step_and_saves_it(tmp_path: Path) -> None:
     out = tmp_path / "run.zarr"
 
     def press() -> None:
-        while not (out / store.LOCK).exists():
+        while not (out / store.LOCK.format("")).exists():
             time.sleep(0.05)
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
@@ -268,7 +268,7 @@ def test_ctrl_c_ends_with_the_step_and_saves_it(tmp_path: Path) -> None:
         annealed(out, schedule=schedule, num_draws=1_000)
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
-    checkpoint = store.read_checkpoint(out, X)
+    (checkpoint,) = store.read_checkpoints(out, X, 1)
     assert checkpoint is not None and 0 < checkpoint.number < 30_000
 
 
@@ -337,11 +337,11 @@ def test_what_is_damaged_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ValueError, match=r"must hold draw 0 of chain 0 to be gone on with, but it is missing or damaged"
     ):
         annealed(out, resume=True)
-    (out / store.CHECKPOINT).write_bytes(b"PK")
+    (out / store.CHECKPOINT.format("")).write_bytes(b"PK")
     for again in (lambda: annealed(out, resume=True), lambda: ps.load(out, make_model(), (X, Y))):
         with pytest.raises(ValueError, match=r"checkpoint.npz is damaged \(.*\): delete it, and resume=True"):
             again()
-    (out / store.CHECKPOINT).unlink()
+    (out / store.CHECKPOINT.format("")).unlink()
     assert_same(annealed(out, resume=True), annealed())
     (out / "zarr.json").write_text("{")
     with pytest.raises(ValueError, match=r"zarr.json is damaged \(.*\): the run in it cannot be read"):
@@ -385,10 +385,10 @@ def test_names_and_folders_that_cannot_be(tmp_path: Path) -> None:
 
 def test_nothing_on_disk_is_a_pickle(tmp_path: Path) -> None:
     annealed(tmp_path / "run.zarr")
-    with np.load(tmp_path / "run.zarr" / store.CHECKPOINT, allow_pickle=False) as file:
+    with np.load(tmp_path / "run.zarr" / store.CHECKPOINT.format(""), allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "bfiu" for name in file.files)
     names = {path.name for path in (tmp_path / "run.zarr").iterdir()}
     assert names == {
         *("zarr.json", "posterior", "sample_stats", "unconstrained_posterior"),
-        *(store.CHECKPOINT, store.LOCK),
+        *(store.CHECKPOINT.format(""), store.LOCK.format("")),
     }
