@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_sparse as ps
+from pyro_sparse.inference.matching import Matching
 
 LAW = ps.SpikeSlab(0.1, 0.1, 1.0, 0.5)
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -126,10 +127,25 @@ def test_scrambled_copies_come_back(activation: str, sizes: list[int]) -> None:
     assert torch.allclose(found.draws, truth + errors, atol=1e-12)
 
 
+def test_sparse_copies_come_back() -> None:
+    """Where few weights lead to a unit, each of the two ways gets stuck at times."""
+    run = run_of(network([10, 20, 20, 20, 1], "tanh"), torch.randn(20, 10, dtype=torch.float64))
+    truth = run.positions[0]
+    errors = 0.1 * truth.std() * torch.randn(2, 3, len(truth), dtype=torch.float64)
+    truth = truth * (torch.rand(len(truth)) < 0.2)
+    errors[0, -1] = 0
+    draws = torch.stack([torch.stack([scrambled(run, truth + error, True) for error in chain]) for chain in errors])
+    draws[0, -1] = truth
+    found = ps.matched(with_draws(run, draws)).draws - truth
+    assert found.square().mean() < 1.01 * errors.square().mean()
+
+
 def test_equal_and_dead_units_end() -> None:
     run = run_of(network([3, 6, 6, 1], "tanh"))
     for draws in (torch.zeros_like(run.draws), torch.ones_like(run.draws)):
         assert torch.equal(ps.matched(with_draws(run, draws)).draws, draws)
+        values = {site.name: part for site, part in run.spec.layout.parts(draws[0, 0])}
+        assert not Matching.of(with_draws(run, draws))._sweep(values)
 
 
 def test_other_networks_are_left_as_they_are() -> None:
