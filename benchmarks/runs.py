@@ -106,7 +106,8 @@ def annealed(size: Size, num_draws: int, clock: Clock, out: Path | None = None, 
     """A run of the size, the first steps of which are its other phases."""
     model, data = problem(size.layers)
     schedule = ps.PriorAnnealing(1, 1, 1, 1, size.steps, learning_rate=1e-4)
-    with mock.patch.object(sampler, "tqdm", lambda **options: clock), warnings.catch_warnings():
+    bar = mock.Mock(side_effect=lambda **options: clock)
+    with mock.patch.object(sampler, "tqdm", bar), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ps.anneal(model, data, schedule, BATCH, num_draws, out=out, resume=resume)
 
