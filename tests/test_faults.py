@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_at_a_checkpoint(disk: Disk, monkeypatch: pytest.Mon
             OSError, match=r"a checkpoint could not be written to .*No space left.*: the one before is there; make room"
         ):
             annealed(out)
-    checkpoint = store.read_checkpoint(out, X)
+    checkpoint = store.read_checkpoints(out, X, 1)[0]
     assert checkpoint is not None and checkpoint.number == 30
     assert not [path for path in out.rglob("*") if "partial" in path.name]
     disk.empty()

@@ -290,10 +290,10 @@ def test_a_process_that_is_killed_leaves_a_run_that_another_ends(tmp_path: Path,
     command = [sys.executable, "-c", SCRIPT.format(here=str(Path(__file__).parent)), str(out)]
     delays = np.random.default_rng(0).exponential(0.02, kills)
     for delay in delays:
-        before = store.read_checkpoint(out, X).number if out.exists() else 0  # type: ignore[union-attr]
+        before = store.read_checkpoints(out, X, 1)[0].number if out.exists() else 0  # type: ignore[union-attr]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             while process.poll() is None:
-                found = store.read_checkpoint(out, X) if out.exists() else None
+                found = store.read_checkpoints(out, X, 1)[0] if out.exists() else None
                 if found is not None and found.number > before:
                     time.sleep(delay)
                     break
