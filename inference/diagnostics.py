@@ -87,6 +87,9 @@ def diagnose(run: Run, x: Any = None, num_rows: int = 100, num_projections: int 
     batch of that many, a new one for each draw, which leaves it unbiased; the log-likelihood then is of as many evenly
     spaced rows (of a DataLoader, its first batch), scaled up.
 
+    With ``sparse_draws`` what is looked at is computed without the weights that a draw does not include, and the
+    configurational temperature, which needs them, is NaN.
+
     Args:
         run: one that ends with a sampling phase, of at least 8 draws a chain, in memory or on disk.
         x: the model's arguments without its response, at which to look at the mean response; the rows of the data where it
@@ -105,16 +108,18 @@ def diagnose(run: Run, x: Any = None, num_rows: int = 100, num_projections: int 
     _check(run, num_rows, num_projections)
     quantities = _Quantities(run, x, num_rows, num_projections)
     num_chains, num_draws, _ = run.draws.shape
-    values, heat = [], np.empty((num_chains, num_draws))
+    values, heat = [], np.full((num_chains, num_draws), np.nan)
+    is_sparse = "posterior_inclusion" in run.trace.children  # draws without what they do not include
     with torch.no_grad(), torch.random.fork_rng(_devices(run.positions)):
         torch.manual_seed(0)  # of models that draw random numbers
         for chain in range(num_chains):
-            centres = _means_of_halves(run, chain)
+            centres = None if is_sparse else _means_of_halves(run, chain)
             for draw in range(num_draws):
-                position = run.draws[chain, draw]
-                evaluation = quantities.gradient(position, chain, draw)
-                away = position - centres[int(2 * draw < num_draws)]
-                heat[chain, draw] = run.spec.num_data * float((away * evaluation.mean_gradient).double().mean())
+                position, evaluation = run.draws[chain, draw], None
+                if centres is not None:
+                    evaluation = quantities.gradient(position, chain, draw)
+                    away = position - centres[int(2 * draw < num_draws)]
+                    heat[chain, draw] = run.spec.num_data * float((away * evaluation.mean_gradient).double().mean())
                 values.append(quantities(position, evaluation))
     of_draws = np.array(values).reshape(num_chains, num_draws, -1)
     table = _table(quantities.names, of_draws).assign_attrs(num_rows=quantities.num_rows)
@@ -175,12 +180,12 @@ class _Quantities:
         """Of the potential that was sampled, at a draw, on all rows or a batch of its own."""
         return self._potential(position, self._tempering, self._batches[chain](draw))
 
-    def __call__(self, position: Tensor, evaluation: Evaluation) -> list[float]:
+    def __call__(self, position: Tensor, evaluation: Evaluation | None) -> list[float]:
         found = [pair for part in self._parts(position, evaluation) for pair in part]
         self.names = [name for name, _ in found]
         return [value for _, value in found]
 
-    def _parts(self, position: Tensor, evaluation: Evaluation) -> Iterator[list[tuple[str, float]]]:
+    def _parts(self, position: Tensor, evaluation: Evaluation | None) -> Iterator[list[tuple[str, float]]]:
         spec = self._potential.spec
         values = spec.layout.constrained(position)
         for mean in self._means:
@@ -193,11 +198,12 @@ class _Quantities:
         moved = position if self._matching is None else self._matching(position)
         yield [(f"projection[{i}]", value) for i, value in enumerate(self._projection(moved).tolist())]
 
-    def _log_likelihood(self, values: dict[str, Tensor], evaluation: Evaluation) -> float:
-        spec, log_prob = self._potential.spec, evaluation.log_prob
-        if spec.batch_size is not None:  # the evaluation is of other rows at each draw
-            inputs = self._potential.inputs(self._even)
-            log_prob = self._potential.log_prob(values, self._tempering, *inputs)
+    def _log_likelihood(self, values: dict[str, Tensor], evaluation: Evaluation | None) -> float:
+        spec = self._potential.spec
+        if evaluation is not None and spec.batch_size is None:
+            log_prob = evaluation.log_prob
+        else:  # there is none, or of other rows at each draw
+            log_prob = self._potential.log_prob(values, self._tempering, *self._potential.inputs(self._even))
         return float(sum(log_prob[site] for site in spec.observed))
 
 
@@ -302,16 +308,26 @@ def _temperatures(run: Run, configurational: Array) -> xr.Dataset:
         "kinetic": kinetic.mean(1),
         "kinetic_se": standard_errors(kinetic),
         "configurational": configurational.mean(1),
-        "configurational_se": standard_errors(configurational),
-        "nominal": np.full(len(kinetic), run.schedule.sample_temperature),
+        "configurational_se": standard_errors(configurational) if np.isfinite(configurational).all() else np.nan,
+        "nominal": run.schedule.sample_temperature,
         "minibatch": statistics["minibatch_temperature"].values.mean(1),
     }
-    return xr.Dataset({n: ("chain", c) for n, c in columns.items()}, coords={"chain": np.arange(len(kinetic))})
+    chain = np.arange(len(kinetic))
+    return xr.Dataset(
+        {n: ("chain", np.broadcast_to(c, chain.shape)) for n, c in columns.items()}, coords={"chain": chain}
+    )
 
 
 def verdict(table: xr.Dataset, temperatures: xr.Dataset, num_draws: int) -> str:
     """A sentence, with a remedy where something is wrong: not mixing, too hot, not in equilibrium, one chain only."""
     num_chains = temperatures.sizes["chain"]
+    known = {f"configurational{end}": temperatures[f"configurational{end}"] for end in ("", "_se")}
+    temperatures = temperatures.assign(
+        {
+            name: values.fillna(temperatures[name.replace("configurational", "kinetic")])
+            for name, values in known.items()
+        }
+    )
     trouble = _mixing(table, num_chains, num_draws) or _heat(temperatures)
     if trouble is not None:
         return f"{trouble}."

@@ -39,7 +39,7 @@ def matched(run: Run) -> Run:
     Returns:
         A run with matched ``draws`` and ``positions``. Of a run in memory ``trace["posterior"]`` holds the matched draws;
         of one on disk each is matched when it is read (an assignment is cubic in the number of units), and ``trace`` has
-        ``sample_stats`` alone, since arrays on disk hold the draws as they were sampled.
+        ``sample_stats`` alone, since arrays on disk hold the draws, and moments of them, as they were sampled.
 
     Source: weight matching of Ainsworth, Hayase and Srinivasa, Git Re-Basin (2023), section 3.2; signs are added.
     """

@@ -13,6 +13,7 @@ import pytest
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_sparse as ps
 from pyro_sparse.inference import diagnostics
@@ -153,6 +154,22 @@ def test_draws_on_disk_are_the_same(tmp_path: Path) -> None:
     assert one.table.identical(other.table) and one.temperatures.equals(other.temperatures)
 
 
+def test_sparse_draws_have_no_configurational_temperature(tmp_path: Path) -> None:
+    net = ps.SparseNet([P, 3, 1])
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", N, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    schedule = ps.PriorAnnealing(0, 0, 0, 0, 40, learning_rate=0.004)
+    run = ps.anneal(model, (X, Y), schedule, None, 20, 2, progress=False, out=tmp_path / "run.zarr", sparse_draws=True)
+    found = ps.diagnose(run, num_rows=2)
+    assert found.temperatures["configurational"].isnull().all() and found.temperatures["kinetic"].notnull().all()
+    assert found.table["mean"].notnull().all() and found.verdict.startswith("Not mixing")
+    assert list(ps.matched(run).trace.children) == ["sample_stats"]
+
+
 def test_quantities_are_those_of_the_draws(network_run: ps.Run) -> None:
     run = network_run
     assert isinstance(run.draws, Tensor)
@@ -227,6 +244,14 @@ def test_large_data_are_looked_at_in_batches(run: ps.Run, monkeypatch: pytest.Mo
     assert np.isclose(found.table["sd"].sel(quantity="log_likelihood"), likelihood.std(), rtol=1e-3)
     assert not whole.temperatures.equals(found.temperatures)
     check_temperatures(found, 0.05)
+
+
+def test_data_of_a_loader_are_looked_at_in_its_batches() -> None:
+    loader = DataLoader(TensorDataset(X, Y), 50, shuffle=True)
+    schedule = ps.PriorAnnealing(0, 0, 0, 0, 8, learning_rate=0.01)
+    found = ps.diagnose(ps.anneal(linear, loader, schedule, num_draws=8, progress=False), num_rows=2)
+    assert found.table.attrs["num_rows"] == 50 and found.temperatures["configurational"].notnull().all()
+    assert list(found.table["quantity"].values[:2]) == ["mean[0]", "mean[49]"]
 
 
 @pytest.mark.parametrize(
@@ -347,6 +372,7 @@ def test_the_verdict_names_the_trouble() -> None:
         ),
         (heat(2.0, 1.05, 1.0), "Fine"),  # batches that do not repeat a row heat momenta alone
         (heat(2.0, 1.05, float("nan")), "Fine"),
+        (heat(1.3, float("nan")), "Biased: the temperature of the draws is 1.3"),
         (heat(1.0, 1.3), "Not in equilibrium: the configurational temperature is 1.3 and the kinetic one 1,"),
         (heat(1.0, 0.7), "Not in equilibrium: the configurational temperature is 0.7 and the kinetic one 1,"),
         (heat(1.0, 0.7, float("nan")), "Not in equilibrium"),
