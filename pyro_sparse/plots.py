@@ -1,6 +1,7 @@
 """Pictures of a run and of what it found; each function takes values and returns a matplotlib Figure."""
 
 import functools
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -10,6 +11,7 @@ import torch
 import xarray as xr
 
 from pyro_sparse.estimators import SparseClassifier, SparseEstimator, SparseRegressor
+from pyro_sparse.inference.diagnostics import MAX_R_HAT, MIN_ESS, Diagnosis
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.schedule import PHASES, PriorAnnealing
@@ -128,6 +130,58 @@ def plot_annealing(run: Run) -> "Figure":
         f"{end} at the end", (steps[-1], above), (0, 5), textcoords="offset points", ha="right", color=INK
     )
     return figure
+
+
+@_styled
+def plot_diagnosis(diagnosis: Diagnosis) -> "Figure":
+    """R-hat and effective draws of every quantity by kind, with their usual limits, and the temperatures of the chains.
+
+    Temperatures have intervals of two standard errors; a quantity that is constant has no point.
+    """
+    from matplotlib.ticker import NullFormatter
+
+    figure, axes = _figure(9.5, 3.4, [["r_hat", "ess", "temperature"]])
+    table, heat = diagnosis.table.to_dataframe(), diagnosis.temperatures
+    table = table[table["r_hat"].notna()]
+    kinds = table.index.str.split("[").str[0]
+    names = list(dict.fromkeys(kinds))
+    rank = (table.groupby(kinds).cumcount().to_numpy() + 0.5) / kinds.value_counts()[kinds].to_numpy()
+    y = np.array([names.index(kind) for kind in kinds]) + 0.6 * (rank - 0.5)  # along the strip of its kind
+    least = table[["ess_bulk", "ess_tail"]].min(axis=1)
+    limits = (MAX_R_HAT - 1, MIN_ESS * heat.sizes["chain"])
+    columns = ((table["r_hat"] - 1).clip(1e-4, 1.0), least)
+    ends = [*least, limits[1]]
+    for panel, values, limit in zip((axes["r_hat"], axes["ess"]), columns, limits, strict=True):
+        panel.set_xscale("log")
+        panel.set_xlim(*((8e-5, 1.2) if panel is axes["r_hat"] else (min(ends) / 1.5, max(ends) * 1.5)))
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.axvline(limit, color=GREY, linewidth=1, linestyle="--")
+        bad = values > limit if panel is axes["r_hat"] else values < limit
+        panel.scatter(values, y, s=12, c=[VERMILLION if one else BLUE for one in bad], linewidths=0)
+        panel.set_yticks(range(len(names)), [_short(name.replace("_", " ")) for name in names])
+        panel.set_ylim(len(names) - 0.4, -0.6)
+    axes["ess"].set_yticklabels([])
+    axes["ess"].xaxis.set_major_formatter("{x:g}")
+    axes["r_hat"].set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1], ["1.0001", "1.001", "1.01", "1.1", "2"])
+    axes["r_hat"].set_xlabel("R-hat")
+    axes["ess"].set_xlabel("effective draws, bulk or tail")
+    _draw_temperatures(axes["temperature"], heat)
+    figure.suptitle("\n".join(textwrap.wrap(_plain(diagnosis.verdict), 120)), x=0.01, ha="left", fontsize=9)
+    return figure
+
+
+def _draw_temperatures(panel: "Axes", heat: xr.Dataset) -> None:
+    """Of each chain, and the one asked for."""
+    chains = heat["chain"].values + 1
+    for name, off, color in (("kinetic", -0.12, SKY), ("configurational", 0.12, BLUE)):
+        error = 2 * heat[f"{name}_se"].values
+        panel.errorbar(chains + off, heat[name].values, error, fmt="o", markersize=4, color=color, label=name)
+    panel.axhline(float(heat["nominal"][0]), color=GREY, linewidth=1, linestyle="--", label="asked for")
+    panel.set_xticks(chains)
+    panel.set_xlim(0.5, len(chains) + 0.5)
+    panel.set_xlabel("chain")
+    panel.set_ylabel("temperature")
+    panel.legend(fontsize=8)
 
 
 @_styled

@@ -248,7 +248,7 @@ def test_large_data_are_looked_at_in_batches(run: ps.Run, monkeypatch: pytest.Mo
 
 def test_data_of_a_loader_are_looked_at_in_its_batches() -> None:
     loader = DataLoader(TensorDataset(X, Y), 50, shuffle=True)
-    schedule = ps.PriorAnnealing(0, 0, 0, 0, 8, learning_rate=0.01)
+    schedule = ps.PriorAnnealing(0, 0, 0, 0, 8, learning_rate=1e-3)
     found = ps.diagnose(ps.anneal(linear, loader, schedule, num_draws=8, progress=False), num_rows=2)
     assert found.table.attrs["num_rows"] == 50 and found.temperatures["configurational"].notnull().all()
     assert list(found.table["quantity"].values[:2]) == ["mean[0]", "mean[49]"]

@@ -12,6 +12,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import xarray as xr
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -68,6 +69,46 @@ def axes_labelled(figure: Figure, label: str) -> Any:
 def texts(figure: Figure) -> str:
     """Everything that is written in the picture."""
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+def diagnosis(r_hat: float, num_chains: int = 4) -> ps.Diagnosis:
+    names = [f"mean[{row}]" for row in range(20)] + ["log_likelihood", "num_included", "input[0]", "projection[0]"]
+    number = len(names)
+    table = xr.Dataset(
+        {
+            "mean": ("quantity", np.zeros(number)),
+            "sd": ("quantity", np.ones(number)),
+            "r_hat": ("quantity", [*np.linspace(1.0005, 1.2, number - 2), r_hat, np.nan]),
+            "ess_bulk": ("quantity", np.linspace(150, 2_000, number)),
+            "ess_tail": ("quantity", np.linspace(300, 1_000, number)),
+        },
+        coords={"quantity": names},
+    )
+    columns = {"kinetic": 1.1, "configurational": 1.2, "kinetic_se": 0.03, "configurational_se": 0.02, "nominal": 1.0}
+    heat = xr.Dataset(
+        {name: ("chain", np.full(num_chains, value)) for name, value in columns.items()},
+        coords={"chain": np.arange(num_chains)},
+    )
+    return ps.Diagnosis(table, heat, "Not mixing: R-hat of mean[3] is 1.20; raise sample_steps or num_chains.")
+
+
+@pytest.mark.parametrize(("r_hat", "num_chains"), [(1.2, 4), (np.inf, 1)])
+def test_diagnosis_shows_every_quantity_and_both_temperatures(r_hat: float, num_chains: int, tmp_path: Path) -> None:
+    found = diagnosis(r_hat, num_chains)
+    figure = plots.plot_diagnosis(found)
+    panels = {axes.get_xlabel(): axes for axes in figure.axes}
+    shown = np.asarray(panels["R-hat"].collections[0].get_offsets())
+    assert len(shown) == 23 and np.allclose(shown[:, 0], np.clip(found.table["r_hat"][:-1] - 1, 1e-4, 1))
+    assert [label.get_text() for label in panels["R-hat"].get_yticklabels()] == [
+        "mean",
+        "log likelihood",
+        "num included",
+        "input",
+    ]
+    assert found.verdict in texts(figure).replace("\n", " ")
+    heat = panels["chain"]
+    assert [line.get_ydata()[0] for line in heat.lines if len(line.get_ydata()) == num_chains][:2] == [1.1, 1.2]
+    assert saved(figure, tmp_path) > 5_000
 
 
 @pytest.mark.parametrize(
