@@ -137,40 +137,66 @@ def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Data
         )
     response = Response(run.spec, site)
     inputs = response.inputs(x_new)
-    draws = [run.spec.layout.constrained(draw) for draw in each_draw(run.draws)]
+    first = run.spec.layout.constrained(run.draws[0, 0])
     family: Family
     try:
-        family = response.family(draws[0])
+        family = response.family(first)
     except ValueError:
         family = Family()
-    links = torch.stack([response.evaluate(family.link, values, inputs) for values in draws]).double()
-    scores = torch.stack([family.score(link) for link in links])
-    means = family.mean(scores)
-    averaged = Moments(
-        family,
-        means.mean(0),
-        means.var(0, correction=0),
-        scores.mean(0),
-        scores.var(0, correction=0),
-        _averaged_noise(family, response, draws, links),
-        float(torch.special.ndtri(torch.tensor(0.5 * (1 + prob)).double())),
-    )
+    is_noisy = family.noise_variance(response.evaluate(family.link, first, inputs)) is not None
+    scores, means, noises = _Running(), _Running(), _Running()
+    residuals = _Residuals(family, response, first) if is_noisy else None
+    for draw in each_draw(run.draws):
+        values = run.spec.layout.constrained(draw)
+        link = response.evaluate(family.link, values, inputs).double()
+        scores.add(family.score(link))
+        means.add(family.mean(family.score(link)))
+        if residuals is not None:
+            noises.add(_noise(family, link))
+            residuals.add(values)
+    noise = None if residuals is None else noises.mean * residuals.dispersion
+    quantile = float(torch.special.ndtri(torch.tensor(0.5 * (1 + prob)).double()))
+    averaged = Moments(family, means.mean, means.variance, scores.mean, scores.variance, noise, quantile)
     return as_table(averaged, prob)
 
 
-def _averaged_noise(family: Family, response: Response, draws: list[dict[str, Tensor]], links: Tensor) -> Tensor | None:
-    """sigma-hat squared: the mean squared residual of the draws.
+class _Residuals:
+    """sigma-hat squared, in units of the model's noise variance: the mean squared residual of the draws.
 
     It exceeds that of the averaged prediction (section A.4) by the variance of the draws at the training rows, which is
     sigma² times the effective number of parameters: unbiased for a linear model, where A.4 falls short by k / n.
     """
-    if family.noise_variance(links[0]) is None:
-        return None
-    data = response.spec.data
-    fitted = torch.stack([response.evaluate(family.link, values, data) for values in draws]).double()
-    residuals = response.observed(draws[0]).double() - torch.stack([family.score(link) for link in fitted])
-    expected, new = (torch.stack([_noise(family, link) for link in at]).mean(0) for at in (fitted, links))
-    return new * (residuals.square() / expected).mean()
+
+    def __init__(self, family: Family, response: Response, values: dict[str, Tensor]) -> None:
+        self._family, self._response = family, response
+        self._observed = response.observed(values).double()
+        self._squares, self._expected = _Running(), _Running()
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        link = self._response.evaluate(self._family.link, values, self._response.spec.data).double()
+        self._squares.add((self._observed - self._family.score(link)).square())
+        self._expected.add(_noise(self._family, link))
+
+    @property
+    def dispersion(self) -> Tensor:
+        return (self._squares.mean / self._expected.mean).mean()
+
+
+class _Running:
+    """Mean and variance (denominator n) of tensors that come one by one, by Welford's update."""
+
+    def __init__(self) -> None:
+        self._count, self.mean, self._deviation = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, value: Tensor) -> None:
+        self._count += 1
+        off = value - self.mean
+        self.mean = self.mean + off / self._count
+        self._deviation = self._deviation + off * (value - self.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._deviation / self._count
 
 
 def _noise(family: Family, link: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from pyro_sparse.inference.store import (
     StoredDraws,
     check_same,
     data_of,
+    densities_of,
     model_of,
     read_checkpoints,
     read_identity,
@@ -84,9 +85,12 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
         model, data: those that were annealed.
 
     Raises:
+        FileNotFoundError: where there is nothing.
         ValueError: where the folder is no run, is one of another model or of other data, or holds no draw yet.
     """
     path = Path(path).absolute()
+    if not path.exists():
+        raise FileNotFoundError(f"path must be the folder of a run, but there is no {path}")
     settings = read_identity(path)
     loader = loader_of(data)
     shapes = None if loader is not None else [list(tensor.shape) for tensor in checked_data(data)]
@@ -95,8 +99,8 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
             f"data must be those of the run in {path}, of shapes {[s[1:] for s in settings['data']]}, got {shapes}"
         )
     spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"])
-    check_same(path, settings, model_of(spec) | data_of(spec))
     like = start(spec, settings["seed"], 0, fresh=False)
+    check_same(path, settings, data_of(spec) | model_of(spec) | {"log_density": densities_of(spec, like)})
     trace, num_draws, num_chains = read_trace(path), settings["num_draws"], settings["num_chains"]
     checkpoints = [one for one in read_checkpoints(path, like, settings["processes"]) if one is not None]
     history = [rows for checkpoint in checkpoints for rows in checkpoint.history]

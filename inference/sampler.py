@@ -8,7 +8,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,13 @@ from pyro_sparse.inference.store import (
     check_same,
     create,
     data_of,
+    densities_of,
     digest,
     is_run,
     model_of,
     num_bytes,
     read_identity,
+    read_start,
     read_trace,
 )
 from pyro_sparse.inference.trace import build_trace, disclosure, input_coords
@@ -131,7 +133,7 @@ def anneal(
         )
     path, given = None if out is None else Path(out).absolute(), {}
     if path is not None:
-        given = _given(spec, schedule, seed, num_draws, num_chains, names)
+        given = _given(spec, position, schedule, seed, num_draws, num_chains, names)
         given |= {"sparse_draws": sparse_draws, "processes": processes}
         least, most = num_bytes(spec.layout, position, num_chains, num_draws, sparse_draws)
         check_folder(path, resume, given, least)
@@ -146,13 +148,19 @@ def anneal(
     potential, first = together or potential, _stacked([starts[chain] for chain in groups[0]])
     compiling = repays_compiling(schedule.num_steps * len(groups), first.numel())
     make = step_maker(potential, table, first, seed, groups[0], compiling)
-    keeper: Memory | Store = Memory(chains)
+    keeper: Memory | Store = Memory(chains, num_draws, position)
     if path is not None:
         settings = given | _computed_by(potential, make.kind)
         attributes = disclosure(spec, schedule, seed) | {"program": make.kind}
         moments = Moments(spec.layout, position, num_chains) if sparse_draws else None
         _make_or_check(path, resume, spec.layout, position, settings, attributes, input_coords(spec, names), moments)
         keeper = Store(path, spec.layout, position, moments, part=f"-{rank}" if processes > 1 else "")
+        # Weights that were drawn without a seed are other ones in each process: those of the first are taken.
+        own = {site.name: site.module is not None or site.kind == "param" for site in spec.layout.sites}
+        drawn, first_start = spec.layout.flat(own, False, position), read_start(path, position)
+        for chain in chains:
+            if chain == 0 or schedule.train_steps == 0:
+                starts[chain] = torch.where(drawn, first_start, starts[chain])
     total = schedule.num_steps * len(groups)
     with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
         way = _Way(spec, table, num_draws, chains, keeper, label)
@@ -188,6 +196,7 @@ def _whole(name: str, value: Any) -> int:
 
 def _given(
     spec: Specification,
+    position: Tensor,
     schedule: PriorAnnealing,
     seed: int,
     num_draws: int,
@@ -197,8 +206,9 @@ def _given(
     """What a run must have been given by whoever goes on with it."""
     return {
         "format": FORMAT,
-        **model_of(spec),
         **data_of(spec),
+        **model_of(spec),
+        "log_density": densities_of(spec, position),
         "schedule": asdict(schedule),
         **{"seed": seed, "num_draws": num_draws, "num_chains": num_chains},
         "input_names": None if names is None else list(names),
@@ -264,13 +274,14 @@ def _stoppable(gently: bool) -> Iterator[Callable[[], bool]]:
 class Memory:
     """Keeps draws and statistics of some chains where no folder was named; has the methods of a Store."""
 
-    def __init__(self, chains: Iterable[int]) -> None:
-        self._draws: dict[int, list[Tensor]] = {chain: [] for chain in chains}
-        self._rows: dict[int, list[Mapping[str, float]]] = {chain: [] for chain in chains}
+    def __init__(self, chains: range, num_draws: int, like: Tensor) -> None:
+        self._first = chains[0]
+        self._draws = like.new_empty(len(chains), num_draws, len(like))
+        self._rows = np.full((len(chains), num_draws), None, dtype=object)
 
     def write(self, chain: int, draw: int, position: Tensor, row: Mapping[str, float]) -> None:
-        self._draws[chain].append(position.clone())
-        self._rows[chain].append(row)
+        self._draws[chain - self._first, draw] = position
+        self._rows[chain - self._first, draw] = row
 
     def is_due(self) -> bool:
         return False
@@ -286,11 +297,11 @@ class Memory:
 
     def draws(self, num_chains: int) -> Tensor:
         """(chain, draw, coordinate) of the first chains."""
-        return torch.stack([torch.stack(draws) for draws in list(self._draws.values())[:num_chains]])
+        return self._draws[:num_chains]
 
     def statistics(self, num_chains: int) -> dict[str, np.ndarray[Any, Any]]:
         """(chain, draw) each."""
-        rows = list(self._rows.values())[:num_chains]
+        rows = self._rows[:num_chains].tolist()
         return {name: np.array([[row[name] for row in chain] for chain in rows]) for name in STATISTICS}
 
 
@@ -393,14 +404,15 @@ def _own(position: Tensor, number: int) -> Tensor:
 def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] | None, kind: str) -> Run:
     """The chains that have ended, of all processes."""
     spec, keeper, count = way.spec, way.keeper, len(way.ended)
-    kept = None if isinstance(keeper, Store) else (keeper.draws(count).cpu(), keeper.statistics(count))
-    parts = _gathered((torch.stack(way.ended).cpu(), [np.array(rows) for rows in way.history[:count]], kept))
-    positions = torch.cat([part[0] for part in parts]).to(way.ended[0])
-    history = history_of([rows for part in parts for rows in part[1]])
+    positions = torch.cat(_gathered(torch.stack(way.ended)))
+    history = history_of(
+        [rows for part in _gathered([np.array(rows) for rows in way.history[:count]]) for rows in part]
+    )
     draws: Tensor | StoredDraws
     if isinstance(keeper, Memory):
-        draws = torch.cat([part[2][0] for part in parts]).to(positions)
-        statistics = {name: np.concatenate([part[2][1][name] for part in parts]) for name in STATISTICS}
+        parts, own = _gathered(keeper.draws(count)), _gathered(keeper.statistics(count))
+        draws = parts[0] if len(parts) == 1 else torch.cat(parts)
+        statistics = {name: np.concatenate([part[name] for part in own]) for name in STATISTICS}
         trace = build_trace(spec, schedule, draws, statistics, seed, kind, names)
     else:
         draws = StoredDraws(keeper.path, spec.layout, positions[0], tuple(range(len(positions))), way.num_draws)
@@ -409,13 +421,13 @@ def _run(way: _Way, schedule: PriorAnnealing, seed: int, names: tuple[str, ...] 
 
 
 def _gathered(own: Any) -> list[Any]:
-    """What each process has of something, in their order."""
+    """What each process has of something, a tensor or plain values, in their order."""
     _, processes = _process()
     if processes == 1:
         return [own]
     parts: list[Any] = [None] * processes
-    torch.distributed.all_gather_object(parts, own)
-    return parts
+    torch.distributed.all_gather_object(parts, own.cpu() if isinstance(own, Tensor) else own)
+    return [part.to(own) for part in parts] if isinstance(own, Tensor) else parts
 
 
 def _together(potential: Potential, starts: Mapping[int, Tensor], seed: int) -> Potential | None:
@@ -455,6 +467,6 @@ def _warn_of_heat(run: Run) -> None:
     heat = float(run.trace["sample_stats"]["minibatch_temperature"].mean())
     if heat > 0.1 * nominal:
         warn(
-            f"minibatch noise adds about {heat:.3g} to the temperature {nominal:g} of the draws: lower learning_rate or "
+            f"minibatch noise adds up to {heat:.3g} to the temperature {nominal:g} of the draws: lower learning_rate or "
             "raise batch_size; both temperatures are in sample_stats",
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyro_sparse.inference.layout import named_dims
 from pyro_sparse.inference.run import Run
-from pyro_sparse.inference.store import StoredDraws, each_draw
+from pyro_sparse.inference.store import StoredDraws, each_block
 from pyro_sparse.inference.structure import Structure, live_inputs, prune
 
 
@@ -80,10 +80,10 @@ def _inclusion(run: Run, draws: Tensor | StoredDraws, chain: int) -> dict[str, T
         averages = run.trace["posterior_inclusion"].to_dataset()
         return {str(name): torch.as_tensor(values.values[chain]).to(run.positions) for name, values in averages.items()}
     total: dict[str, Tensor] = {}
-    for draw in range(draws.shape[1]):
-        for site, part in run.spec.layout.parts(draws[chain, draw]):
+    for block in each_block(draws, chain):
+        for site, part in run.spec.layout.parts(block):
             if site.law is not None:
-                probability = site.law.inclusion_probability(part) / draws.shape[1]
+                probability = site.law.inclusion_probability(part).sum(0) / draws.shape[1]
                 total[site.name] = total[site.name] + probability if site.name in total else probability
     return total
 
@@ -102,19 +102,22 @@ def best_chain(run: Run) -> int:
 
 def _input_probability(run: Run, draws: Tensor | StoredDraws) -> Tensor:
     """(num_inputs,) share of all draws in which a live path leaves an input."""
-    return torch.stack([inputs_read(run, draw) for draw in each_draw(draws)]).float().mean(0)
+    chains = range(draws.shape[0])
+    return (
+        torch.cat([inputs_read(run, block) for chain in chains for block in each_block(draws, chain)]).float().mean(0)
+    )
 
 
-def inputs_read(run: Run, draw: Tensor) -> Tensor:
-    """(num_inputs,) whether a live path of a draw leaves an input; empty where it is not known."""
-    masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draw) if s.law}
+def inputs_read(run: Run, draws: Tensor) -> Tensor:
+    """(..., num_inputs) whether a live path of each draw (..., coordinate) leaves an input; empty where it is not known."""
+    masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draws) if s.law}
     return _reads(run, masks)
 
 
 def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
     """Inputs that a network reads by a live path, or a sparse coefficient vector over the inputs includes.
 
-    Empty where the model has neither, so that it is not known which inputs act.
+    Masks are (..., *shape). Empty where the model has neither, so that it is not known which inputs act.
     """
     layout, num_inputs = run.spec.layout, run.num_inputs or 0
     found = []
@@ -125,4 +128,7 @@ def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
         found.append(live_inputs(module.module, every, num_inputs).cpu())
     vectors = [s.name for s in layout.spike_slab_sites() if s.module is None and s.shape == (num_inputs,)]
     found += [masks[name].cpu() for name in vectors]
-    return torch.stack(found).any(0) if found and num_inputs else torch.zeros(0, dtype=torch.bool)
+    if found and num_inputs:
+        return torch.stack(torch.broadcast_tensors(*found)).any(0)
+    name, mask = next(iter(masks.items()))
+    return torch.zeros(*mask.shape[: mask.dim() - len(layout[name].shape)], 0, dtype=torch.bool)

@@ -8,6 +8,7 @@ all. Nothing is pickled: arrays, and settings in JSON.
 import contextlib
 import hashlib
 import json
+import math
 import operator
 import os
 import shutil
@@ -28,8 +29,9 @@ from torch import Tensor
 from pyro_sparse.inference.inspection import Specification
 from pyro_sparse.inference.layout import Layout, named_dims
 from pyro_sparse.inference.moments import Moments
+from pyro_sparse.inference.potential import Potential
 
-CHECKPOINT, LOCK, IDENTITY = ".checkpoint{}.npz", ".lock{}", "pyro_sparse_run"
+CHECKPOINT, LOCK, START, IDENTITY = ".checkpoint{}.npz", ".lock{}", ".start.npy", "pyro_sparse_run"
 FORMAT = 1
 SECONDS = 5.0  # between two checkpoints, and at least
 PATIENCE = 50  # times what writing one takes
@@ -120,6 +122,13 @@ def each_draw(draws: Tensor | StoredDraws) -> Iterator[Tensor]:
     for chain in range(chains):
         for draw in range(number):
             yield draws[chain, draw]
+
+
+def each_block(draws: Tensor | StoredDraws, chain: int) -> Iterator[Tensor]:
+    """Those of one chain, (draw, coordinate), as many at once as are few numbers."""
+    _, number, coordinates = draws.shape
+    for some in torch.arange(number).split(max(1, BLOCK // max(1, coordinates))):
+        yield torch.stack([draws[chain, int(draw)] for draw in some])
 
 
 def _stored_name(site: str, constrained: bool) -> str:
@@ -294,6 +303,7 @@ def create(
     """A new folder, in place at once or not at all.
 
     Args:
+        like: the position that the first chain starts from, which is kept.
         statistics: names and types of what is kept of every draw.
         coords: of axes of the sites.
         moments: of the weights; draws then hold only what they include.
@@ -306,12 +316,18 @@ def create(
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
             new = Path(beside) / "new"
             _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws, moments)
+            np.save(new / START, like.detach().cpu().numpy(), allow_pickle=False)
             os.replace(new, path)
     except OSError as error:
         raise OSError(
             error.errno,
             f"out must be a new folder, but {path} cannot be made ({error.strerror or error}): name another",
         ) from error
+
+
+def read_start(path: Path, like: Tensor) -> Tensor:
+    """The position that the first chain of a run folder starts from."""
+    return torch.from_numpy(np.load(path / START, allow_pickle=False)).to(like)
 
 
 def read_checkpoints(path: Path, like: Tensor, processes: int) -> list[Checkpoint | None]:
@@ -427,7 +443,11 @@ def _write_empty(
 ) -> None:
     """The arrays of the whole run, of which no chunk is written yet."""
     import zarr
-    from zarr.codecs import ZstdCodec
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+
+    # A damaged byte is found when it is read. Draws that are whole are not compressed, as the last bits of a weight are noise;
+    # the zeros of sparse ones take no room.
+    checked, sparse = [Crc32cCodec()], [ZstdCodec(level=1), Crc32cCodec()]
 
     for site in layout.sites:
         if site.name in (".", "..", "zarr.json") or "/" in site.name or len(site.name.encode()) > 200:
@@ -468,15 +488,14 @@ def _write_empty(
                 dtype=dtype,
                 fill_value=np.nan,
                 dimension_names=("chain", "draw", *axes),
-                # The last bits of a weight are noise, which no compression makes smaller; zeros take no room.
-                compressors=None if moments is None else ZstdCodec(level=1),
+                compressors=checked if moments is None else sparse,
             )
     for name, kind in statistics.items():
         root.create_array(
             f"sample_stats/{name}",
             shape=size,
             chunks=(1, min(num_draws, 1_000)),
-            compressors=None,
+            compressors=checked,
             dtype=kind,
             fill_value=np.nan if kind == "float64" else -1,
             dimension_names=("chain", "draw"),
@@ -536,6 +555,33 @@ def model_of(spec: Specification) -> dict[str, Any]:
     return {"sites": sites, "priors": {n: digest(getattr(law, k) for k in names) for n, law in laws.items()}}
 
 
+def _close(here: dict[str, float], there: Any) -> bool:
+    """Equal to what other machines round."""
+    if not isinstance(there, dict) or here.keys() != there.keys():
+        return False
+    pairs = [(value, there[name]) for name, value in here.items()]
+    return all(math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4) or one != one != other for one, other in pairs)
+
+
+def _distance(one: Any, other: Any) -> float:
+    """0 where they are the same, and the more the less alike."""
+    if one == other:
+        return 0.0
+    numbers = isinstance(one, float) and isinstance(other, float) and math.isfinite(one - other)
+    return abs(one - other) / (1 + abs(other)) if numbers else math.inf
+
+
+def densities_of(spec: Specification, like: Tensor) -> dict[str, float]:
+    """The log density of every site at one position and batch, by which models of the same sites are told apart."""
+    position = 0.3 * torch.linspace(-1, 1, spec.layout.num_coordinates).to(like)
+    potential = Potential(spec)
+    batch = spec.data if spec.loader is not None else spec.batches(0, 0, like.device)(0)
+    with torch.random.fork_rng([like.device.index or 0] if like.is_cuda else []):
+        torch.manual_seed(0)
+        evaluation = potential(position, potential.tempering(1.0, 1.0, 1.0, position), batch)
+    return {name: float(value) for name, value in evaluation.log_prob.items()}
+
+
 def check_same(path: Path, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Whether a folder holds the run that is to be gone on with.
 
@@ -543,11 +589,12 @@ def check_same(path: Path, found: Mapping[str, Any], given: Mapping[str, Any]) -
         ValueError: naming what differs, its value there and here.
     """
     for name, value in given.items():
-        here, there = json.loads(json.dumps(value)), found.get(name)
-        if here == there:
+        here: Any = json.loads(json.dumps(value))
+        there: Any = found.get(name)
+        if here == there or (name == "log_density" and _close(here, there)):
             continue
         if isinstance(here, dict) and isinstance(there, dict):
-            key = next(k for k in [*here, *there] if here.get(k) != there.get(k))
+            key = max({**here, **there}, key=lambda k: _distance(here.get(k), there.get(k)))
             name, here, there = f"{name}[{key!r}]", here.get(key), there.get(key)
         raise ValueError(
             f"{path} holds another run: its {name} is {there}, here it is {here}; make it the same, or name another folder"

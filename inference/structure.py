@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -87,17 +88,35 @@ def _elementwise(part: nn.Module | None, node: fx.Node) -> nn.Module | None:
     return FUNCTIONS[node.target]() if plain and node.target in FUNCTIONS else None
 
 
+_CHAINS: "WeakKeyDictionary[nn.Module, list[Layer] | None]" = WeakKeyDictionary()
+
+
 def live_inputs(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int) -> Tensor:
-    """Which inputs a live path leaves, (num_inputs,) booleans."""
-    chain = linear_chain(module)
+    """Which inputs a live path leaves, (..., num_inputs) booleans, of masks (..., *shape) of one network or of many."""
+    if module not in _CHAINS:  # asked of every draw: following the forward takes a millisecond
+        _CHAINS[module] = linear_chain(module)
+    chain = _CHAINS[module]
     if chain is None:
-        return _probe(module, masks, num_inputs)[1]
+        return _probed_inputs(module, masks, num_inputs)
     reads: Tensor | None = None
     for layer in reversed(chain):
-        mask = masks[layer.weight] if reads is None else masks[layer.weight] & reads[:, None]
-        reads = mask.any(0)
+        mask = masks[layer.weight] if reads is None else masks[layer.weight] & reads[..., None]
+        reads = mask.any(-2)
     assert reads is not None
     return reads
+
+
+def _probed_inputs(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int) -> Tensor:
+    own = {name: parameter.dim() for name, parameter in module.named_parameters()}
+    leading = torch.broadcast_shapes(*(masks[name].shape[: masks[name].dim() - dim] for name, dim in own.items()))
+    if not leading:
+        return _probe(module, masks, num_inputs)[1]
+    flat = {
+        n: masks[n].expand(*leading, *masks[n].shape[masks[n].dim() - d :]).flatten(0, len(leading) - 1)
+        for n, d in own.items()
+    }
+    each = [_probe(module, {n: mask[i] for n, mask in flat.items()}, num_inputs)[1] for i in range(leading.numel())]
+    return torch.stack(each).reshape(*leading, num_inputs)
 
 
 def prune(

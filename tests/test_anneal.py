@@ -455,7 +455,7 @@ def test_minibatch_heat_is_estimated_and_warned_of() -> None:
 
     right = 1e-3 * float(y.var(0).mean()) / (2 * 0.1) * 10_000 / 500  # ten pairs of batches are distinct
     with pytest.warns(
-        UserWarning, match=r"minibatch noise adds about 0\.\d+ to the temperature 0.1 .*lower learning_rate"
+        UserWarning, match=r"minibatch noise adds up to 0\.\d+ to the temperature 0.1 .*lower learning_rate"
     ):
         assert heat(1e-3, 0.1) == pytest.approx(right, rel=5 * (2 / 3_000) ** 0.5)
     with warnings.catch_warnings():

@@ -140,9 +140,10 @@ def test_the_noise_of_averages_over_draws_is_unbiased_with_few_rows_to_a_paramet
         inverse = np.linalg.inv(x.T @ x)
         draws = torch.from_numpy(rng.multivariate_normal(inverse @ x.T @ y, inverse, 200))
         stand_in: Any = Exact(x, y)
-        noise = prediction._averaged_noise(Normal(1.0), stand_in, list(draws), torch.zeros(200, 1, 1).double())
-        assert noise is not None
-        found.append(float(noise))
+        residuals = prediction._Residuals(Normal(1.0), stand_in, draws[0])  # type: ignore[arg-type]
+        for draw in draws:
+            residuals.add(draw)  # type: ignore[arg-type]
+        found.append(float(residuals.dispersion))
     assert abs(np.mean(found) - 1) < 4 * np.std(found) / 200**0.5 < 0.1
 
 

@@ -232,6 +232,17 @@ def test_other_functions_make_no_chain(function: Callable[[Tensor], Tensor]) -> 
         compact(loaded(module, pruned))
 
 
+@pytest.mark.parametrize("module", [Functional(torch.tanh).double(), Skip(nn.Tanh).double()])
+def test_inputs_of_many_masks_are_those_of_each(module: nn.Module) -> None:
+    alone = [masked(module, 0.3, seed)[1] for seed in range(6)]
+    together = {name: torch.stack([masks[name] for masks in alone]).unflatten(0, (2, 3)) for name in alone[0]}
+    together["second.bias"] = alone[0]["second.bias"]  # one of all, as where a parameter has no prior
+    found = live_inputs(module, together, 4)
+    assert found.shape == (2, 3, 4) and found.flatten(0, 1).unique(dim=0).shape[0] > 1
+    for row, masks in zip(found.flatten(0, 1), alone, strict=True):
+        assert torch.equal(row, live_inputs(module, masks, 4))
+
+
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Sigmoid, nn.Hardtanh, nn.Identity])
 def test_a_network_with_a_skip_is_probed(activation: Callable[[], nn.Module]) -> None:
     module = Skip(activation).double()
