@@ -181,7 +181,8 @@ def _draw_temperatures(panel: "Axes", heat: xr.Dataset) -> None:
     panel.set_xlim(0.5, len(chains) + 0.5)
     panel.set_xlabel("chain")
     panel.set_ylabel("temperature")
-    panel.legend(fontsize=8)
+    panel.margins(y=0.3)
+    panel.legend(fontsize=8, ncols=3, loc="upper center", columnspacing=1, handletextpad=0.3)
 
 
 @_styled
