@@ -109,7 +109,12 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
         positions, chains = ended, np.arange(len(ended))
         draws = StoredDraws(path, spec.layout, like, tuple(chains.tolist()), num_draws)
     else:
-        steps = np.asarray(trace["sample_stats"].to_dataset()["step"])
+        try:
+            steps = np.asarray(trace["sample_stats"].to_dataset()["step"])
+        except Exception as error:  # whatever a decoder makes of damaged bytes
+            raise ValueError(
+                f"{path} must say which draws are complete, but 'sample_stats/step' cannot be read: {error}"
+            ) from error
         complete = (steps >= 0).cumprod(1).sum(1)
         chains = np.flatnonzero(complete)
         if not len(chains):

@@ -171,6 +171,8 @@ def anneal(
                 try:
                     way.run(step, group, bar, stopped)
                 except NonFiniteError as error:
+                    if path is not None:
+                        error.add_note(f"the draws before it are in {path}, where load reads them")
                     if way.ended and processes == 1:  # others wait for nobody who has failed
                         error.run = _run(way, schedule, seed, names, make.kind)
                     raise

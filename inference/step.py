@@ -213,7 +213,8 @@ class Step:
     def kinetic_temperatures(self, number: int) -> list[float]:
         """Of each chain (1 - friction / 2) mean(momentum²) / epsilon, whose expectation is the chain's own temperature.
 
-        At a quadratic potential it equals the configurational temperature, position times gradient, at any step size.
+        With batches that do not depend on the position it equals the configurational temperature, position times gradient,
+        of any potential at any step size, once the chain has settled.
         """
         controls = self._table.controls[number]
         epsilon = controls.learning_rate / self._potential.spec.num_data

@@ -235,6 +235,7 @@ def test_a_likelihood_that_breaks_late(tmp_path: Path) -> None:
     assert "(sample step" in str(caught.value) and "lower learning_rate (0.001)" in str(caught.value)
     assert caught.value.step == first and caught.value.run is None
     assert caught.value.values["intercept"] == pytest.approx(b[first - 5], rel=1e-5)
+    assert caught.value.__notes__ == [f"the draws before it are in {tmp_path / 'run.zarr'}, where load reads them"]
     loaded = ps.load(tmp_path / "run.zarr", model, data)
     assert loaded.draws.shape[1] == first - 4  # of steps 4, ..., first - 1
     for draw in range(first - 4):
@@ -368,6 +369,16 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
     loaded = ps.load(out, make_model(), (X, Y))
     with pytest.raises(ValueError, match=r"'posterior/layer1.weight' cannot be read"):
         ps.mipp(loaded)
+
+
+def test_a_damaged_record_of_what_is_complete_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run.zarr"
+    killed(monkeypatch, out)
+    (out / "sample_stats" / "step" / "c" / "0" / "0").write_bytes(b"1234")
+    with pytest.raises(ValueError, match="must say which draws are complete, but 'sample_stats/step' cannot be read"):
+        ps.load(out, make_model(), (X, Y))
+    with pytest.raises(FileNotFoundError, match="path must be the folder of a run, but there is no "):
+        ps.load(tmp_path / "other.zarr", make_model(), (X, Y))
 
 
 @pytest.mark.filterwarnings("ignore:the model is run eagerly")
