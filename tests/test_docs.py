@@ -25,6 +25,7 @@ def test_the_readmes_own_model_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     short = ps.PriorAnnealing(20, 40, 100, 100)
     monkeypatch.setattr(ps, "PriorAnnealing", lambda: short)
     monkeypatch.setattr(ps, "anneal", lambda *args, anneal=ps.anneal, **kwargs: anneal(*args, **kwargs, progress=False))
+    monkeypatch.setattr(ps, "select", lambda run, select=ps.select: select(run, 1 - 1e-9))  # few weights
     monkeypatch.setattr(ps, "refit", lambda *args, refit=ps.refit: refit(*args, max_iterations=5))
     state = torch.get_rng_state()
     found = runpy.run_path(str(ROOT / "examples" / "own_model.py"))

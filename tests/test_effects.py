@@ -24,7 +24,7 @@ Y = 2 * X[:, 0] + (X[:, 1] - 3) ** 2 + 3 * X[:, 3] + RNG.normal(size=300)
 
 @pytest.fixture(scope="module")
 def fitted() -> ps.SparseRegressor:
-    return ps.SparseRegressor(hidden=(6,), schedule=SHORT, random_state=0).fit(X, Y)
+    return ps.SparseRegressor(hidden=(6,), schedule=SHORT, num_runs=1, num_networks=2, random_state=0).fit(X, Y)
 
 
 def test_the_mean_is_that_of_scikit_learn(fitted: ps.SparseRegressor) -> None:
@@ -184,7 +184,7 @@ def coded() -> tuple[ps.SparseRegressor, pd.DataFrame]:
     columns = {f"k={name}": (level == number).astype(float) for number, name in enumerate("abcd")}
     inputs = pd.DataFrame(columns | {"z": rng.normal(size=400)})
     y = 2.0 * (level == 1) - 3.0 * (level == 2) + inputs["z"] + 0.5 * rng.normal(size=400)
-    return ps.SparseRegressor(hidden=(), random_state=0).fit(inputs, y), inputs
+    return ps.SparseRegressor(hidden=(), steps=3_000, num_runs=1, random_state=0).fit(inputs, y), inputs
 
 
 def test_a_coded_input_has_one_effect_with_the_mean_at_each_level(

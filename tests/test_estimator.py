@@ -309,4 +309,4 @@ def test_a_learning_rate_too_large_for_the_data_is_lowered_and_said(monkeypatch:
         fitted = ps.SparseRegressor(hidden=(20, 10), num_runs=1, num_networks=1, random_state=0).fit(x, y)
     assert fitted.run_.schedule.learning_rate < 0.1 and np.isfinite(fitted.predict_interval(x)).all()
     with pytest.raises(ps.NonFiniteError, match="lower learning_rate"):
-        ps.SparseRegressor(schedule=schedule, random_state=0).fit(x, y)
+        ps.SparseRegressor(schedule=schedule, num_runs=1, num_networks=1, random_state=0).fit(x, y)

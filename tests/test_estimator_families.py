@@ -83,7 +83,7 @@ def test_a_saved_classifier_predicts_the_same(classified: ps.SparseClassifier, t
 
 def test_three_classes() -> None:
     x, y = load_iris(return_X_y=True)
-    fitted = ps.SparseClassifier(hidden=(6,), steps=4_000, random_state=0).fit(x, y + 5)
+    fitted = ps.SparseClassifier(hidden=(6,), steps=3_000, num_runs=1, num_networks=2, random_state=0).fit(x, y + 5)
     assert fitted.classes_.tolist() == [5, 6, 7] and fitted.fit_.module()[-1].out_features == 3
     assert np.mean(fitted.predict(x) == y + 5) > 0.93
     members = fitted.predict_set(x)
@@ -160,7 +160,7 @@ def test_of_nearly_equal_inputs_one_is_kept_though_each_run_keeps_another() -> N
     a = rng.normal(size=80)
     x = np.column_stack([a + 0.05 * rng.normal(size=80) for _ in range(9)])
     y = a + 0.8 * rng.normal(size=80)
-    for seed in range(4):
+    for seed in range(2):
         fitted = ps.SparseRegressor(
             **options(hidden=(), schedule=None, steps=2_000, num_runs=3, random_state=seed)
         ).fit(x, y)

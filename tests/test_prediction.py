@@ -285,7 +285,7 @@ def test_what_the_rows_say_nothing_about_is_warned_of() -> None:
 
 
 def test_intervals_of_the_mean_cover_the_function_of_a_sparse_network() -> None:
-    """Data from a sparse network, 100 data sets, its function at a fresh point, and a new observation there.
+    """Data from a sparse network, 60 data sets, its function at a fresh point, and a new observation there.
 
     The bounds are those that a binomial of 95 % leaves once in 10,000 times on either side, two checks: a false alarm in
     2,500 seeds. The weights themselves are as far from the truth as their standard errors say: the mean square of that
@@ -308,7 +308,7 @@ def test_intervals_of_the_mean_cover_the_function_of_a_sparse_network() -> None:
     run = run_of(model, [truth.tolist()], data=(x, function(x)))
     structure = ps.select(run)
     assert structure.num_kept == 6
-    hits, replications, distances = np.zeros(2), 100, []
+    hits, replications, distances = np.zeros(2), 60, []
     for _ in range(replications):
         data = (x, function(x) + 0.5 * torch.randn(800))
         again = dataclasses.replace(run, spec=dataclasses.replace(run.spec, data=data))
