@@ -12,6 +12,7 @@ from pyro.distributions import Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import MCMC
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pyro_sparse.inference.inspection import Node
 from pyro_sparse.inference.layout import named_dims
@@ -19,6 +20,7 @@ from pyro_sparse.inference.minibatch import stream
 from pyro_sparse.inference.potential import trace_with
 from pyro_sparse.inference.response import BLOCK, Response
 from pyro_sparse.inference.run import Run
+from pyro_sparse.inference.warning import warn
 
 GROUPS = ("log_likelihood", "posterior_predictive")
 RESERVED = ("chain", "draw")
@@ -34,6 +36,7 @@ def to_arviz(source: Any, groups: Collection[str] = ()) -> Any:
             NUTS, HMC, :class:`SGHMC`. Values are on their supports; axes of weights are named by their layers.
         groups: what else to compute, one pass of the model over its rows a draw: "log_likelihood" of every row, which LOO
             and WAIC read, and "posterior_predictive", a new response to every row; either brings "observed_data" along.
+            Observed sites without rows are left out; a masked row has log-likelihood 0.
 
     Raises:
         TypeError: for any other source.
@@ -48,8 +51,8 @@ def to_arviz(source: Any, groups: Collection[str] = ()) -> Any:
 
 def to_datatree(source: Any, groups: Collection[str] = ()) -> xr.DataTree:
     """The same before ArviZ sees it."""
-    unknown = [group for group in groups if group not in GROUPS]
-    if unknown or isinstance(groups, str):
+    groups = [groups] if isinstance(groups, str) else groups
+    if any(group not in GROUPS for group in groups):
         raise ValueError(f"groups must hold some of {GROUPS}, got {groups!r}")
     tree = _tree(source)
     if groups:
@@ -149,6 +152,8 @@ def _evaluator(source: Any) -> tuple[Any, Any, int, tuple[int, int]]:
     """Values of a draw, observed sites at values, seed, and numbers of chains and draws."""
     if isinstance(source, Run):
         run = source
+        if run.is_sparse:
+            warn("draws are sparse: the groups are of networks without the weights that a draw does not include")
         if run.spec.loader is not None:
             raise ValueError("groups need all rows in memory, but this run took them from a DataLoader")
         size = run.draws.shape[0], run.draws.shape[1]
@@ -180,11 +185,19 @@ def _blocks_of_run(run: Run, values: dict[str, Tensor]) -> Blocks:
     seen = 0
     for indices in some.blocks(spec.num_data, size):
         nodes = {site: one.node(values, one._block(spec.data, indices), indices) for site, one in responses.items()}
+        of_rows = {
+            s: any(f.name in spec.plates for f in node["cond_indep_stack"]) or not spec.plates
+            for s, node in nodes.items()
+        }
+        rows = len(indices) - max(0, seen + len(indices) - spec.num_data)
+        # A site beside the rows is the same in every block.
+        yield {s: node | {"rows": rows if of_rows[s] else None} for s, node in nodes.items() if of_rows[s] or not seen}
         seen += len(indices)
-        yield {site: node | {"rows": len(indices) - max(0, seen - spec.num_data)} for site, node in nodes.items()}
 
 
 def _block_of_mcmc(mcmc: MCMC, values: dict[str, Tensor]) -> Blocks:
+    if any(isinstance(argument, DataLoader) for argument in mcmc._args or ()):
+        raise ValueError("groups need all rows in memory, but this MCMC took them from a DataLoader")
     model = getattr(mcmc.kernel, "model", None)
     if model is None:
         raise ValueError("groups need the model, but the kernel of this MCMC was given a potential")
@@ -201,13 +214,16 @@ def _block_of_mcmc(mcmc: MCMC, values: dict[str, Tensor]) -> Blocks:
 def _rows(blocks: Blocks, groups: Collection[str]) -> dict[tuple[str, str], Array]:
     """What each group holds of each observed site at one draw."""
     parts: dict[tuple[str, str], list[Tensor]] = {}
+    left_out: list[str] = []
     for nodes in blocks:
         for site, node in nodes.items():
             law, value, rows = node["fn"], node["value"], node.get("rows")
             frames = [frame for frame in node["cond_indep_stack"] if frame.full_size not in (None, frame.size)]
-            if not law.batch_shape or (rows is None and frames):
-                rule = "all rows at once" if frames else "rows that are independent, in a plate"
-                raise ValueError(f"groups need {rule} at every observed site, got '{site}'")
+            if rows is None and frames:
+                raise ValueError(f"groups need all rows at once at every observed site, got '{site}'")
+            if not law.batch_shape:  # no rows, as of a scalar factor
+                left_out.append(site)
+                continue
             own = {"observed_data": value}
             if "log_likelihood" in groups:
                 own["log_likelihood"] = scale_and_mask(law.log_prob(value), 1.0, node["mask"])
@@ -217,6 +233,10 @@ def _rows(blocks: Blocks, groups: Collection[str]) -> dict[tuple[str, str], Arra
                 own = {"log_likelihood": own["log_likelihood"]} if "log_likelihood" in own else {}
             for group, tensor in own.items():
                 parts.setdefault((group, site), []).append(tensor[:rows])
+    if not parts:
+        raise ValueError(
+            f"groups need an observed site whose rows are independent, in a plate, got {sorted(set(left_out))}"
+        )
     return {key: torch.cat(tensors).cpu().numpy() for key, tensors in parts.items()}
 
 

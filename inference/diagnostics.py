@@ -3,14 +3,16 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from pyro_sparse.inference.family import Family
+from pyro_sparse.inference.family import Family, unwrapped
 from pyro_sparse.inference.inspection import Specification
 from pyro_sparse.inference.matching import Matching
 from pyro_sparse.inference.potential import Evaluation, Potential
@@ -21,6 +23,7 @@ from pyro_sparse.inference.selection import inputs_read
 WORK = 50_000_000  # rows times weights of one gradient
 MIN_DRAWS = 8  # of a chain: two halves of four
 MAX_R_HAT, MIN_ESS = 1.01, 100  # Vehtari et al. (2021); the second for each chain
+APART = 1.5  # R-hat from which on more steps of the same kind are no remedy
 FALSE_ALARM = 1e-3  # that R-hat of any quantity exceeds its limit by chance
 SIGNIFICANT, MATERIAL = 4.0, 0.1  # standard errors; share of the temperature, 5 % of a standard deviation
 
@@ -109,12 +112,11 @@ def diagnose(run: Run, x: Any = None, num_rows: int = 100, num_projections: int 
     quantities = _Quantities(run, x, num_rows, num_projections)
     num_chains, num_draws, _ = run.draws.shape
     values, heat = [], np.full((num_chains, num_draws), np.nan)
-    is_sparse = "posterior_inclusion" in run.trace.children  # draws without what they do not include
     with torch.no_grad(), torch.random.fork_rng(_devices(run.positions)):
         torch.manual_seed(0)  # of models that draw random numbers
         for chain in range(num_chains):
-            centres = None if is_sparse else _means_of_halves(run, chain)
-            for draw in range(num_draws):
+            centres = None if run.is_sparse else _means_of_halves(run, chain)
+            for draw in tqdm(range(num_draws), f"diagnosis of chain {chain + 1}", delay=2, leave=False, unit="draw"):
                 position, evaluation = run.draws[chain, draw], None
                 if centres is not None:
                     evaluation = quantities.gradient(position, chain, draw)
@@ -128,6 +130,8 @@ def diagnose(run: Run, x: Any = None, num_rows: int = 100, num_projections: int 
 
 
 def _check(run: Run, num_rows: int, num_projections: int) -> None:
+    if not isinstance(run, Run):
+        raise TypeError(f"run must be a Run of anneal, got {type(run).__name__}")
     schedule = run.schedule
     if schedule.last_phase != "sample":
         raise ValueError(
@@ -139,8 +143,8 @@ def _check(run: Run, num_rows: int, num_projections: int) -> None:
     if not run.draws.shape[1] >= MIN_DRAWS:
         raise ValueError(f"run must hold at least {MIN_DRAWS} draws a chain, got {run.draws.shape[1]}: raise num_draws")
     for name, number, least in (("num_rows", num_rows, 1), ("num_projections", num_projections, 0)):
-        if not number >= least:
-            raise ValueError(f"{name} must be >= {least}, got {number}")
+        if not isinstance(number, Integral) or number < least:
+            raise ValueError(f"{name} must be a whole number >= {least}, got {number}")
 
 
 def _devices(like: Tensor) -> list[int]:
@@ -224,7 +228,7 @@ class _Mean:
     """The mean response at evenly spaced rows, by the name of each number."""
 
     def __init__(self, run: Run, site: str, x: Any, num_rows: int) -> None:
-        self._response = Response(run.spec, site)
+        self._response, self._own = Response(run.spec, site), x is None
         data = run.spec.data if x is None else self._response.inputs(x)
         self._numbers = _evenly(len(data[0]), num_rows, data[0].device)
         self._inputs = tuple(item[self._numbers] for item in data)
@@ -234,9 +238,17 @@ class _Mean:
         except ValueError:  # a law of no family that is known
             self._family = Family()
 
+    def _links(self, values: dict[str, Tensor]) -> Tensor:
+        """By the numbers of the rows, which a model may use to look something up."""
+        response = self._response
+        if not self._own or response.spec.subsamples_itself:
+            return response.evaluate(self._family.link, values, self._inputs)
+        law = unwrapped(response.node(values, self._inputs, self._numbers)["fn"])
+        return self._family.link(law)
+
     def __call__(self, values: dict[str, Tensor]) -> list[tuple[str, float]]:
         family = self._family
-        means = family.mean(family.score(self._response.evaluate(family.link, values, self._inputs)))
+        means = family.mean(family.score(self._links(values)))
         names = [[int(self._numbers[place[0]]), *place[1:]] for place in np.ndindex(means.shape)]
         pairs = zip(names, means.reshape(-1).tolist(), strict=True)
         return [(f"{self._label}[{', '.join(map(str, name))}]", value) for name, value in pairs]
@@ -328,9 +340,11 @@ def verdict(table: xr.Dataset, temperatures: xr.Dataset, num_draws: int) -> str:
             for name, values in known.items()
         }
     )
-    trouble = _mixing(table, num_chains, num_draws) or _heat(temperatures)
-    if trouble is not None:
-        return f"{trouble}."
+    mixing, heat = _mixing(table, num_chains, num_draws), _heat(temperatures)
+    if mixing is not None:
+        return f"{mixing}. {heat}." if heat is not None and heat.startswith("Biased") else f"{mixing}."
+    if heat is not None:
+        return f"{heat}."
     r_hat, ess = float(table["r_hat"].max()), float(_least_ess(table).min())
     found = (
         f"R-hat is at most {r_hat:.3f}, effective draws are at least {ess:.0f}, and the temperature is "
@@ -352,6 +366,11 @@ def _mixing(table: xr.Dataset, num_chains: int, num_draws: int) -> str | None:
         return (
             f"Too few draws to tell: the effective sample size of {worst} is {fewest:.0f} of at least {needed}, about "
             "one a draw; raise num_draws"
+        )
+    if (r_hat := float(table["r_hat"].max())) > APART and num_chains > 1:
+        return (
+            f"Not mixing: the chains are apart (R-hat {r_hat:.3g}, {fewest:.0f} effective draws of {worst}), still on their "
+            "way or with networks that differ; raise train_steps, spike_steps and sample_steps"
         )
     if fewest < needed:
         return (
@@ -403,7 +422,9 @@ def _heat(temperatures: xr.Dataset) -> str | None:
         return (
             f"Biased: the temperature of the draws is {configurational:.3g} in place of {nominal:.3g}{cause}; {remedy}"
         )
+    if abs(configurational - nominal) > MATERIAL * nominal:
+        return (
+            f"Too little to tell the temperature: it is {configurational:.3g} with a standard error of {error:.2g}, in place "
+            f"of {nominal:.3g}; raise sample_steps, or train_steps where chains start far away"
+        )
     return None
-
-
-__all__ = ["Diagnosis", "convergence", "diagnose", "standard_errors", "verdict"]

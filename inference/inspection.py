@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
 from pyro_sparse.inference.layout import Layout, Site, bijection
-from pyro_sparse.inference.minibatch import Batches, LoaderBatches, stream
+from pyro_sparse.inference.minibatch import Batches, LoaderBatches, rows_of, stream
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.annealed import find_spike_slab
 from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
@@ -84,7 +84,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
     observed = _observed(nodes)
     num_data = len(tensors[0]) if tensors else _rows_of_closure(observed)
     if loader is not None:
-        num_data, batch_size = len(loader.dataset), num_data  # type: ignore[arg-type]
+        num_data, batch_size = rows_of(loader), num_data
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
     plates = _data_plates(observed, num_data)
@@ -192,7 +192,7 @@ def loader_of(data: Any) -> "DataLoader[Any] | None":
 
 
 def _warn_of_unseen_rows(loader: "DataLoader[Any]") -> None:
-    left = len(loader.dataset) % (loader.batch_size or 1)  # type: ignore[arg-type]
+    left = rows_of(loader) % (loader.batch_size or 1)
     if left and isinstance(loader.sampler, SequentialSampler):
         warn(
             f"the last {left} rows are never seen, as batches are full and the DataLoader does not shuffle: shuffle=True"

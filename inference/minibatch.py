@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
 
 
 def stream(seed: int, chain: int, purpose: str) -> int:
@@ -124,11 +124,8 @@ class LoaderBatches:
     @contextlib.contextmanager
     def _generators(self, first: bool, step: int) -> Iterator[None]:
         """Seeded for one batch: the global generator, and at the start of an epoch those the loader was given."""
-        own = {
-            id(g): g
-            for g in (self._loader.generator, getattr(self._loader.sampler, "generator", None))
-            if g is not None
-        }
+        given = self._loader.generator, getattr(_sampler(self._loader), "generator", None)
+        own = {id(generator): generator for generator in given if generator is not None}
         states = [generator.get_state() for generator in own.values()] if first else []
         with torch.random.fork_rng([]), torch.device("cpu"):
             torch.manual_seed((self._start + step) % 2**32)
@@ -141,22 +138,44 @@ class LoaderBatches:
                     generator.set_state(state)
 
 
-def batches_of_epoch(loader: "DataLoader[Any]") -> int:
-    """Full batches of one pass.
+def rows_of(loader: "DataLoader[Any]") -> int:
+    """Rows of one pass, which plates must have: of a sampler of some rows, those.
 
     Raises:
-        ValueError: of a loader whose rows cannot be counted, or are fewer than a batch.
+        ValueError: of a loader whose rows cannot be counted, or do not come once each.
     """
+    sampler = _sampler(loader)
+    if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
+        raise ValueError(f"data must be a DataLoader that gives each row once an epoch, got a {type(sampler).__name__}")
+    if loader.persistent_workers:
+        raise ValueError(
+            "data must be a DataLoader whose workers are seeded anew each epoch, got persistent_workers=True"
+        )
     try:
-        num_rows, number = len(loader.dataset), len(loader)  # type: ignore[arg-type]
+        return len(loader.dataset if isinstance(sampler, DistributedSampler) else sampler)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(
             "data must be a DataLoader of a dataset that has a length: plates need the number of rows"
         ) from None
-    if loader.batch_size is not None and not loader.drop_last and num_rows % loader.batch_size:
+
+
+def batches_of_epoch(loader: "DataLoader[Any]") -> int:
+    """Full batches of one pass.
+
+    Raises:
+        ValueError: of a loader of no batches, or whose rows are fewer than a batch.
+    """
+    num_rows, batches = rows_of(loader), loader.batch_sampler
+    if batches is None:
+        raise ValueError("data must be a DataLoader that makes batches, got batch_size=None")
+    size, number = getattr(batches, "batch_size", None), len(loader)
+    if size is not None and not getattr(batches, "drop_last", True) and len(_sampler(loader)) % size:
         number -= 1
     if number < 1:
-        raise ValueError(
-            f"data must give at least one full batch, got {num_rows} rows for batches of {loader.batch_size}"
-        )
+        raise ValueError(f"data must give at least one full batch, got {num_rows} rows for batches of {size}")
     return number
+
+
+def _sampler(loader: "DataLoader[Any]") -> Any:
+    """Where the row numbers come from."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)

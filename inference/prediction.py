@@ -135,6 +135,8 @@ def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Data
             "the run must end with a sampling phase to be averaged over its draws, got one that ends with "
             f"'{run.schedule.last_phase}': set sample_steps in the schedule, or refit"
         )
+    if run.is_sparse:
+        warn("draws are sparse: predicted is the average of networks without the weights that a draw does not include")
     response = Response(run.spec, site)
     inputs = response.inputs(x_new)
     first = run.spec.layout.constrained(run.draws[0, 0])

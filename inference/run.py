@@ -61,6 +61,11 @@ class Run:
         data = self.spec.data
         return data[0].shape[1] if data and data[0].dim() == 2 else None
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether draws are without the weights that they do not include (``sparse_draws``)."""
+        return "posterior_inclusion" in self.trace.children
+
     def chain(self, number: int) -> "Run":
         """One of its chains, alone."""
         if not 0 <= number < len(self.positions):

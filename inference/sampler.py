@@ -38,6 +38,7 @@ from pyro_sparse.inference.store import (
     create,
     data_of,
     densities_of,
+    difference,
     digest,
     is_run,
     model_of,
@@ -95,6 +96,7 @@ def anneal(
         sparse_draws: for large networks on disk: of every draw only the weights that it includes (inclusion probability above
             1/2), zeros elsewhere, which take no room; and of all weights the exact mean, variance and inclusion probability
             over the draws of a chain, as the groups ``posterior_mean``, ``posterior_variance`` and ``posterior_inclusion``.
+            What is computed of such draws, as by ``predict``, is of the networks without the weights left out.
         progress: whether to show a bar; a text stands in front of it.
 
     Raises:
@@ -123,6 +125,8 @@ def anneal(
     spec = inspect(model, data, batch_size, seed)
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     schedule.check_stability(laws, spec.num_data)
+    if sparse_draws and not laws:
+        raise ValueError("sparse_draws must be False for a model without a spike-and-slab site, got True")
     names = _checked_names(input_names, spec)
     chains = range(rank * num_chains // processes, (rank + 1) * num_chains // processes)
     starts = {chain: start(spec, seed, chain, fresh=chain > 0 and schedule.train_steps > 0) for chain in chains}
@@ -132,8 +136,10 @@ def anneal(
             f"the model's weights must be float32 or float64, got {position.dtype}: autocast inside the model instead"
         )
     path, given = None if out is None else Path(out).absolute(), {}
-    if path is not None:
+    if path is not None or processes > 1:
         given = _given(spec, position, schedule, seed, num_draws, num_chains, names)
+        _check_alike(given)
+    if path is not None:
         given |= {"sparse_draws": sparse_draws, "processes": processes}
         least, most = num_bytes(spec.layout, position, num_chains, num_draws, sparse_draws)
         check_folder(path, resume, given, least)
@@ -186,6 +192,23 @@ def _process() -> tuple[int, int]:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _check_alike(given: dict[str, Any]) -> None:
+    """Whether all processes run the same: networks that are made without a seed differ, and so do priors derived from them.
+
+    Raises:
+        ValueError: in all of them, naming what differs.
+    """
+    first, *others = _gathered(given)
+    for rank, other in enumerate(others, 1):
+        found = difference(first, other)
+        if found is not None:
+            name, there, here = found
+            raise ValueError(
+                f"all processes must be given the same model, data and settings, but {name} is {there} in the first and {here} "
+                f"in number {rank}, counted from 0: seed before networks and data are made (torch.manual_seed)"
+            )
 
 
 def _whole(name: str, value: Any) -> int:

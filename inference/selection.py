@@ -9,6 +9,7 @@ from pyro_sparse.inference.layout import named_dims
 from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.store import StoredDraws, each_block
 from pyro_sparse.inference.structure import Structure, live_inputs, prune
+from pyro_sparse.inference.trace import input_coords
 
 
 def mipp(run: Run) -> xr.Dataset:
@@ -24,6 +25,8 @@ def mipp(run: Run) -> xr.Dataset:
         Units are not matched between chains, so weights of different chains must not be averaged:
         ``ps.mipp(ps.matched(run)).mean("chain")`` is their average after matching.
     """
+    if not isinstance(run, Run):
+        raise TypeError(f"run must be a Run of anneal, got {type(run).__name__}")
     draws = _draws_of_structure(run)
     of_chains = [_inclusion(run, draws, chain) for chain in range(draws.shape[0])]
     dims = named_dims({site.name: site.shape for site in run.spec.layout.sites})
@@ -31,7 +34,8 @@ def mipp(run: Run) -> xr.Dataset:
         site.name: (("chain", *dims[site.name]), np.stack([found[site.name].cpu().numpy() for found in of_chains]))
         for site in run.spec.layout.spike_slab_sites()
     }
-    dataset = xr.Dataset(variables, coords={"chain": np.arange(len(of_chains))})
+    coords = {"chain": np.arange(len(of_chains))} | input_coords(run.spec, run.input_names)
+    dataset = xr.Dataset(variables, coords=coords)
     share = _input_probability(run, draws)
     names = np.arange(len(share)) if run.input_names is None else np.array(run.input_names)[: len(share)]
     return dataset.assign(input=("column", share.numpy())).assign_coords(column=names)
@@ -76,7 +80,7 @@ def _inclusion(run: Run, draws: Tensor | StoredDraws, chain: int) -> dict[str, T
 
     Where draws are sparse it was averaged as they came.
     """
-    if run.schedule.last_phase == "sample" and "posterior_inclusion" in run.trace.children:
+    if run.schedule.last_phase == "sample" and run.is_sparse:
         averages = run.trace["posterior_inclusion"].to_dataset()
         return {str(name): torch.as_tensor(values.values[chain]).to(run.positions) for name, values in averages.items()}
     total: dict[str, Tensor] = {}
@@ -111,7 +115,8 @@ def _input_probability(run: Run, draws: Tensor | StoredDraws) -> Tensor:
 def inputs_read(run: Run, draws: Tensor) -> Tensor:
     """(..., num_inputs) whether a live path of each draw (..., coordinate) leaves an input; empty where it is not known."""
     masks = {s.name: s.law.inclusion_probability(p) > 0.5 for s, p in run.spec.layout.parts(draws) if s.law}
-    return _reads(run, masks)
+    found = _reads(run, masks)
+    return found if len(found) else torch.zeros(*draws.shape[:-1], 0, dtype=torch.bool)
 
 
 def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
@@ -128,7 +133,8 @@ def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
         found.append(live_inputs(module.module, every, num_inputs).cpu())
     vectors = [s.name for s in layout.spike_slab_sites() if s.module is None and s.shape == (num_inputs,)]
     found += [masks[name].cpu() for name in vectors]
-    if found and num_inputs:
-        return torch.stack(torch.broadcast_tensors(*found)).any(0)
-    name, mask = next(iter(masks.items()))
-    return torch.zeros(*mask.shape[: mask.dim() - len(layout[name].shape)], 0, dtype=torch.bool)
+    return (
+        torch.stack(torch.broadcast_tensors(*found)).any(0)
+        if found and num_inputs
+        else torch.zeros(0, dtype=torch.bool)
+    )

@@ -582,20 +582,29 @@ def densities_of(spec: Specification, like: Tensor) -> dict[str, float]:
     return {name: float(value) for name, value in evaluation.log_prob.items()}
 
 
+def difference(found: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first thing given that differs from what was found: its name, and both values."""
+    for name, value in given.items():
+        here: Any = json.loads(json.dumps(value))
+        there: Any = json.loads(json.dumps(found.get(name)))
+        if here == there or (name == "log_density" and _close(here, there)):
+            continue
+        if isinstance(here, dict) and isinstance(there, dict):
+            key = max({**here, **there}, key=lambda k: _distance(here.get(k), there.get(k)))
+            return f"{name}[{key!r}]", there.get(key), here.get(key)
+        return name, there, here
+    return None
+
+
 def check_same(path: Path, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Whether a folder holds the run that is to be gone on with.
 
     Raises:
         ValueError: naming what differs, its value there and here.
     """
-    for name, value in given.items():
-        here: Any = json.loads(json.dumps(value))
-        there: Any = found.get(name)
-        if here == there or (name == "log_density" and _close(here, there)):
-            continue
-        if isinstance(here, dict) and isinstance(there, dict):
-            key = max({**here, **there}, key=lambda k: _distance(here.get(k), there.get(k)))
-            name, here, there = f"{name}[{key!r}]", here.get(key), there.get(key)
+    differs = difference(found, given)
+    if differs is not None:
+        name, there, here = differs
         raise ValueError(
             f"{path} holds another run: its {name} is {there}, here it is {here}; make it the same, or name another folder"
         )

@@ -371,8 +371,12 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
     def _effect_inputs(self, X: Array, groups: Mapping[str, Sequence[str | int]]) -> dict[Any, int | list[int]]:
         """The column of each selected input, the selected ones of each group, in order."""
         place = {name: column for column, name in enumerate(self._names_of(range(self.n_features_in_)))}
+        if not isinstance(groups, Mapping):
+            raise TypeError(f"groups must map names to columns, got {type(groups).__name__}")
         owner: dict[int, str] = {}
         for group, members in groups.items():
+            if group in place and place[group] not in [place.get(member) for member in members]:
+                raise ValueError(f"groups must have names that no other column has, got {group!r}")
             for member in members:
                 if member not in place or place[member] in owner:
                     how = "known columns" if member not in place else "each column once"

@@ -18,6 +18,7 @@ import xarray as xr
 from pyro.infer import HMC, MCMC, NUTS
 from pyro.infer.mcmc import StreamingMCMC
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_sparse as ps
 from pyro_sparse.inference.conversion import to_datatree
@@ -124,6 +125,27 @@ def test_groups_by_blocks_of_rows_and_of_a_model_that_subsamples_itself(monkeypa
         assert np.array_equal(tree["observed_data"]["y"].values, Y.numpy())
 
 
+def test_sites_beside_the_rows_are_taken_once_and_scalars_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    z = torch.tensor([1.0, 2.0, 0.5])
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", LAW.expand([3]).to_event(1))
+        pyro.factor("penalty", -w.square().sum())
+        with pyro.plate("others", 3):
+            pyro.sample("z", dist.Normal(w, 1.0), obs=z)
+        with pyro.plate("data", 50, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    monkeypatch.setattr("pyro_sparse.inference.conversion.BLOCK", 7)
+    for source in (annealed(model), sampled(NUTS(model), 1, 3)):
+        tree = to_datatree(source, ["log_likelihood"])
+        assert set(tree["log_likelihood"].data_vars) == {"y", "z"}
+        w = torch.as_tensor(tree["posterior"]["w"].values)
+        assert np.allclose(tree["log_likelihood"]["z"], dist.Normal(w, 1.0).log_prob(z), atol=1e-4)
+        assert np.allclose(tree["log_likelihood"]["y"], dist.Normal(w @ X.T, 1.0).log_prob(Y), atol=1e-4)
+        assert np.array_equal(tree["observed_data"]["z"], z)
+
+
 def test_predictive_draws_have_the_law_of_the_response_and_leave_the_generator_alone(run: ps.Run) -> None:
     state = torch.get_rng_state()
     tree = to_datatree(run, ["posterior_predictive"])
@@ -226,7 +248,6 @@ FAULTS: dict[str, tuple[Callable[[], Any], tuple[str, ...], type[Exception], str
     "a dim": (lambda: sampled(NUTS(_named("draw")), 1, 2), (), ValueError, "a site must not be called.*got 'draw'"),
     "a slash": (lambda: sampled(NUTS(_named("a/b")), 1, 2), (), ValueError, "nor have a '/' in its name, got 'a/b'"),
     "no group": (lambda: xr.DataTree(), ("prior",), ValueError, "groups must hold some of .* got .*prior"),
-    "a text": (lambda: xr.DataTree(), "log_likelihood", ValueError, "groups must hold some of"),  # type: ignore[dict-item]
     "only a trace": (lambda: xr.DataTree(), GROUPS, TypeError, "source must be a Run or an MCMC for groups"),
     "marginalised": (
         lambda: sampled(NUTS(_mixture), 1, 2),
@@ -240,7 +261,18 @@ FAULTS: dict[str, tuple[Callable[[], Any], tuple[str, ...], type[Exception], str
         ValueError,
         "groups need all rows at once.*got 'y'",
     ),
-    "no plate": (lambda: sampled(NUTS(_joint), 1, 2), GROUPS, ValueError, "rows that are independent, in a plate.*'y'"),
+    "no plate": (
+        lambda: sampled(NUTS(_joint), 1, 2),
+        GROUPS,
+        ValueError,
+        "whose rows are independent, in a plate, got .*'y'",
+    ),
+    "a loader": (
+        lambda: sampled(ps.SGHMC(linear, 1e-4), 1, 2, (DataLoader(TensorDataset(X, Y), 10),)),
+        GROUPS,
+        ValueError,
+        "groups need all rows in memory, but this MCMC took them from a DataLoader",
+    ),
     "no model": (
         lambda: _of_a_potential(),
         GROUPS,
@@ -304,4 +336,4 @@ def test_the_installed_arviz_gets_its_own_type(
     expected = xr.DataTree if int(az.__version__.split(".")[0]) >= 1 else az.InferenceData
     for source in (run, run.trace, nuts):
         assert type(ps.to_arviz(source)) is expected
-    assert az.loo(ps.to_arviz(run, ["log_likelihood"])) is not None
+    assert az.loo(ps.to_arviz(run, "log_likelihood")) is not None

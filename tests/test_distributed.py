@@ -62,6 +62,11 @@ if __name__ == "__main__":
         annealed(num_chains=3)
     except ValueError as error:
         print(error)
+    X = X + rank
+    try:
+        annealed()
+    except ValueError as error:
+        print(error)
     for number, run in enumerate(runs):
         torch.save([run.positions, run.trace.load().to_dict(), run.history, ps.mipp(run)], f"{sys.argv[1]}-{rank}-{number}.pt")
 '''
@@ -86,6 +91,7 @@ def test_chains_are_shared_out_and_gathered_into_one_trace(tmp_path: Path) -> No
     done = launched(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "num_chains must be a multiple of the 2 processes, got 3" in done.stdout
+    assert "must be given the same model, data and settings, but data_hash is" in done.stdout
     names = namespace()
     expected = names["annealed"]()
     for rank in (0, 1):

@@ -214,6 +214,7 @@ def test_a_coded_input_has_one_effect_with_the_mean_at_each_level(
     [
         ({"k": ["k=a", "k=e"]}, "groups must list known columns, got 'k=e' in 'k'"),
         ({"k": ["k=a"], "l": ["k=a"]}, "groups must list each column once, got 'k=a' in 'l'"),
+        ({"z": ["k=a"]}, "groups must have names that no other column has, got 'z'"),
         ({"k": ["k=a", "z"]}, "groups must list columns of 0 and 1, at most one of them 1 in a row, got others in 'k'"),
     ],
 )

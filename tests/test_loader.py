@@ -10,7 +10,16 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import pyro_sparse as ps
 from pyro_sparse.inference.minibatch import LoaderBatches
@@ -56,12 +65,15 @@ class Augmented(Dataset[Any]):
         {"generator": torch.Generator()},
         {"shuffle": False, "sampler": RandomSampler(range(60), generator=torch.Generator())},
         {"num_workers": 1},
+        {"batch_sampler": BatchSampler(RandomSampler(range(60), generator=torch.Generator()), 10, False)},
     ],
 )
 def test_batches_are_a_function_of_seed_chain_and_step(options: dict[str, Any]) -> None:
     """Every row once an epoch; again the same from a new object, in order or from the middle; generators as they were."""
-    given = DataLoader(Augmented(), 10, **({"shuffle": True} | options))
-    own = options.get("generator") or getattr(options.get("sampler"), "generator", None)
+    plain = {} if "batch_sampler" in options else {"batch_size": 10, "shuffle": True}
+    given = DataLoader(Augmented(), **(plain | options))
+    sampler = options.get("sampler") or getattr(options.get("batch_sampler"), "sampler", None)
+    own = options.get("generator") or getattr(sampler, "generator", None)
     states = torch.get_rng_state(), None if own is None else own.get_state()
     batches = LoaderBatches(given, 3, 0, CPU)
     steps = [batches(step) for step in range(12)]
@@ -124,6 +136,27 @@ def test_a_run_from_a_loader_goes_the_whole_way(tmp_path: Path) -> None:
     assert torch.equal(loaded.positions, run.positions)
     with pytest.raises(ValueError, match="holds another run: its data_hash"):
         ps.load(tmp_path / "run.zarr", model, DataLoader(TensorDataset(X + 1, Y), 10, shuffle=True))
+
+
+def test_of_a_sampler_of_some_rows_those_are_the_data() -> None:
+    """A plate of 40 of the 60 rows; counted are they also where the last batch is short."""
+
+    def some(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", LAW.expand([3]).to_event(1))
+        with pyro.plate("data", 40, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+    rows = SubsetRandomSampler(range(40))
+    for data in (
+        DataLoader(TensorDataset(X, Y), 10, sampler=rows),
+        DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(rows, 10, False)),
+    ):
+        run = ps.anneal(some, data, SCHEDULE, num_draws=2, progress=False)
+        assert run.trace.attrs["num_data"] == 40
+    batches = LoaderBatches(DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(rows, 15, False)), 0, 0, CPU)
+    assert [len(batches(step)[0]) for step in range(4)] == 4 * [15]
+    seen = torch.cat([batches(step)[1] for step in (0, 1)])
+    assert len(seen.unique()) == 30 and np.isin(seen, Y[:40]).all()
 
 
 class Stopping(Dataset[Any]):
@@ -199,6 +232,25 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     ),
     "no length": (DataLoader(Endless(), 10), {}, ValueError, "a DataLoader of a dataset that has a length"),
     "few rows": (loader(100), {}, ValueError, "at least one full batch, got 60 rows for batches of 100"),
+    "weights": (
+        DataLoader(TensorDataset(X, Y), 10, sampler=WeightedRandomSampler([1.0] * 60, 60)),
+        {},
+        ValueError,
+        "gives each row once an epoch, got a WeightedRandomSampler",
+    ),
+    "replacement": (
+        DataLoader(TensorDataset(X, Y), 10, sampler=RandomSampler(range(60), replacement=True)),
+        {},
+        ValueError,
+        "gives each row once an epoch, got a RandomSampler",
+    ),
+    "no batches": (
+        DataLoader(TensorDataset(X, Y), batch_size=None),
+        {},
+        ValueError,
+        "that makes batches, got batch_size=None",
+    ),
+    "lasting workers": (loader(num_workers=1, persistent_workers=True), {}, ValueError, "got persistent_workers=True"),
     "no tensors": (DataLoader([{"x": 1.0}] * 60, 10), {}, TypeError, "must give tensors, .*got dict"),
     "other batches": (
         loader(10, shuffle=False, collate_fn=_ragged),

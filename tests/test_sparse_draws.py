@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pyro_sparse as ps
 from pyro_sparse.inference import sampler, store
+from pyro_sparse.inference.conversion import to_datatree
 from pyro_sparse.inference.store import num_bytes
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -90,7 +91,10 @@ def test_inclusion_selection_and_refit_are_those_of_whole_draws(whole: ps.Run, s
     assert np.allclose(ps.mipp(sparse.chain(1))["w"], ps.mipp(whole)["w"][1:], atol=1e-5)
     assert torch.allclose(ps.refit(sparse, found).values["w"], ps.refit(whole, expected).values["w"], atol=1e-5)
     mean = (included(whole)[..., :40] @ X.T + included(whole)[..., 40:46].sum(-1, keepdim=True)).mean((0, 1))
-    assert np.allclose(ps.predict(sparse, X)["mean"], mean, atol=1e-4)
+    with pytest.warns(UserWarning, match="draws are sparse: predicted is the average of networks without the weights"):
+        assert np.allclose(ps.predict(sparse, X)["mean"], mean, atol=1e-4)
+    with pytest.warns(UserWarning, match="draws are sparse: the groups are of networks without"):
+        to_datatree(sparse, ["log_likelihood"])
 
 
 class Killed(BaseException):
@@ -149,6 +153,20 @@ def test_bytes_at_least_and_at_most() -> None:
     layout, like = annealed().spec.layout, torch.zeros(1)
     assert num_bytes(layout, like, 2, 10, sparse=False) == (4 * (2 * 10 * 48 + 12 * 47),) * 2
     assert num_bytes(layout, like, 2, 10, sparse=True) == (4 * (20 * 2 + 564 + 828), 4 * (20 * 48 + 564 + 828))
+
+
+def test_a_model_without_a_sparse_site_has_none_to_leave_out(tmp_path: Path) -> None:
+    def plain(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(40), 1.0).to_event(1))
+        with pyro.plate("data", 60):
+            pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    options: dict[str, Any] = {"schedule": SCHEDULE, "num_draws": 5, "progress": False}
+    with pytest.raises(ValueError, match="sparse_draws must be False for a model without a spike-and-slab site"):
+        ps.anneal(plain, (X, Y), out=tmp_path / "run.zarr", sparse_draws=True, **options)
+    assert not (tmp_path / "run.zarr").exists()
+    run = ps.anneal(plain, (X, Y), **options)
+    assert ps.mipp(run).sizes["column"] == 0 and ps.select(run).num_weights == 0
 
 
 def test_refusals(tmp_path: Path, sparse: ps.Run) -> None:
