@@ -388,3 +388,19 @@ def test_a_temperature_that_cannot_be_told_is_not_called_fine() -> None:
     assert verdict(np.random.default_rng(0).normal(size=(4, 400, 5)), temperatures).startswith(
         "Too little to tell the temperature: it is 1.3 with a standard error of 0.1"
     )
+
+
+def test_means_are_of_the_rows_that_they_are_named_by() -> None:
+    """A model that looks its rows up by the numbers of its plate."""
+    group = torch.arange(60) // 20
+    y = torch.tensor([-3.0, 0.0, 3.0])[group] + 0.1 * torch.randn(60, generator=torch.Generator().manual_seed(0))
+
+    def model(y: Tensor | None = None) -> Any:
+        a = pyro.sample("a", dist.Normal(torch.zeros(3), 10.0).to_event(1))
+        with pyro.plate("data", 60) as rows:
+            return pyro.sample("y", dist.Normal(a[group[rows]], 0.1), obs=y)
+
+    schedule = ps.PriorAnnealing(300, 0, 0, 0, 100, learning_rate=1e-3)
+    found = ps.diagnose(ps.anneal(model, (y,), schedule, num_draws=10, progress=False), num_rows=4, num_projections=0)
+    means = found.table["mean"].sel(quantity=["mean[0]", "mean[20]", "mean[39]", "mean[59]"])
+    assert np.allclose(means, [-3, 0, 0, 3], atol=0.3)
