@@ -191,9 +191,7 @@ def test_the_operations_of_a_step_are_few() -> None:
 
 
 @needs_compiler
-def test_a_compiled_step_passes_over_the_weights_as_often_as_it_must(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_compiled_step_passes_over_the_weights_as_often_as_it_must(caplog: pytest.LogCaptureFixture) -> None:
     """In numbers a weight, for a batch so small that only weights count.
 
     The network reads a weight and writes its gradient, the update reads weight, momentum, noise and gradient and writes
@@ -205,9 +203,9 @@ def test_a_compiled_step_passes_over_the_weights_as_often_as_it_must(
     potential, table, position = parts([400, 1_000, 1], 4)
     plain = steps.Step(steps.Arithmetic(potential), "traced", potential, table, position, 0, [0])
     arguments = (*map(torch.clone, plain.state), *plain.arguments(0))
-    monkeypatch.setattr(config, "force_disable_caches", True)
     caplog.set_level(logging.INFO, "torch._inductor.metrics")
     caplog.set_level(logging.INFO, "torch._inductor")
     metrics.reset()
-    steps.compiled(steps.overwriting(steps.Arithmetic(potential)), arguments)
+    with config.patch(force_disable_caches=True):  # which a monkeypatch would leave deleted
+        steps.compiled(steps.overwriting(steps.Arithmetic(potential)), arguments)
     assert 8 * 4 * position.numel() < metrics.num_bytes_accessed < 16 * 4 * position.numel()
