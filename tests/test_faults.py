@@ -331,7 +331,7 @@ sys.path.insert(0, {here!r})
 import test_faults
 from pyro_sparse.inference import store
 store.FLUSH_SECONDS = 0
-test_faults.SCHEDULE = test_faults.ps.PriorAnnealing(1, 1, 1, 1, 1_000, learning_rate=1e-3)
+test_faults.SETTINGS["schedule"] = test_faults.ps.PriorAnnealing(1, 1, 1, 1, 1_000, learning_rate=1e-3)
 test_faults.annealed(test_faults.Path(sys.argv[1]), num_draws=1_000)
 """
 
@@ -339,7 +339,7 @@ test_faults.annealed(test_faults.Path(sys.argv[1]), num_draws=1_000)
 @pytest.mark.slow
 def test_a_run_is_read_while_another_process_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draw that load hands out is that of the run, ever more of them; nobody else may write."""
-    monkeypatch.setitem(globals(), "SCHEDULE", ps.PriorAnnealing(1, 1, 1, 1, 1_000, learning_rate=1e-3))
+    monkeypatch.setitem(SETTINGS, "schedule", ps.PriorAnnealing(1, 1, 1, 1, 1_000, learning_rate=1e-3))
     expected, out = annealed(num_draws=1_000), tmp_path / "run.zarr"
     command = [sys.executable, "-c", WRITER.format(here=str(Path(__file__).parent)), str(out)]
     counts = []
