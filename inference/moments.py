@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pyro_sparse.inference.layout import Layout, named_dims
 
-GROUPS = ("posterior_mean", "posterior_variance", "posterior_inclusion")
-
 Array = np.ndarray[Any, Any]
 
 

@@ -46,6 +46,7 @@ from pyro_sparse.inference.store import (
     read_identity,
     read_start,
     read_trace,
+    write_empty,
 )
 from pyro_sparse.inference.trace import build_trace, disclosure, input_coords
 from pyro_sparse.inference.warning import warn
@@ -267,7 +268,7 @@ def _make_or_check(
     if not is_there and rank == 0:
         attributes = attributes | {IDENTITY: json.dumps(settings)}
         size = settings["num_chains"], settings["num_draws"]
-        create(path, layout, like, STATISTICS, attributes, coords, *size, moments)
+        create(path, lambda new: write_empty(new, layout, like, STATISTICS, attributes, coords, *size, moments))
     if processes > 1:
         torch.distributed.barrier()
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -289,24 +289,8 @@ class Store:
             self._lock.close()
 
 
-def create(
-    path: Path,
-    layout: Layout,
-    like: Tensor,
-    statistics: Mapping[str, str],
-    attributes: Mapping[str, Any],
-    coords: Mapping[str, Array],
-    num_chains: int,
-    num_draws: int,
-    moments: Moments | None = None,
-) -> None:
-    """A new folder, in place at once or not at all.
-
-    Args:
-        like: the position that the first chain starts from, which is kept.
-        statistics: names and types of what is kept of every draw.
-        coords: of axes of the sites.
-        moments: of the weights; draws then hold only what they include.
+def create(path: Path, write: Callable[[Path], None]) -> None:
+    """A new folder that is written elsewhere first: in place at once or not at all.
 
     Raises:
         OSError: where there is something, or it cannot be written.
@@ -315,8 +299,7 @@ def create(
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as beside:
             new = Path(beside) / "new"
-            _write_empty(new, layout, like, statistics, attributes, coords, num_chains, num_draws, moments)
-            np.save(new / START, like.detach().cpu().numpy(), allow_pickle=False)
+            write(new)
             os.replace(new, path)
     except OSError as error:
         raise OSError(
@@ -430,7 +413,7 @@ def _check_writable(folder: Path) -> None:
         )
 
 
-def _write_empty(
+def write_empty(
     path: Path,
     layout: Layout,
     like: Tensor,
@@ -441,7 +424,14 @@ def _write_empty(
     num_draws: int,
     moments: Moments | None,
 ) -> None:
-    """The arrays of the whole run, of which no chunk is written yet."""
+    """The arrays of the whole run, of which no chunk is written yet.
+
+    Args:
+        like: the position that the first chain starts from, which is kept.
+        statistics: names and types of what is kept of every draw.
+        coords: of axes of the sites.
+        moments: of the weights; draws then hold only what they include.
+    """
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
@@ -505,6 +495,7 @@ def _write_empty(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Zarr's, of metadata in one place, which xarray reads
         zarr.consolidate_metadata(path)
+    np.save(path / START, like.detach().cpu().numpy(), allow_pickle=False)
 
 
 def _locked(path: Path) -> Any:
