@@ -23,10 +23,14 @@ _HOME = {
     "anneal": "inference.sampler",
     "load": "inference.run",
     "annealed": "models.annealed",
+    "brier": "inference.calibration",
     "default_prior": "models.defaults",
     "diagnose": "inference.diagnostics",
+    "ece": "inference.calibration",
+    "js_distance": "inference.calibration",
     "matched": "inference.matching",
     "mipp": "inference.selection",
+    "nll": "inference.calibration",
     "normal_regression": "models.glm",
     "partial_dependence": "inference.effects",
     "predict": "inference.prediction",
@@ -41,6 +45,10 @@ __all__ = list(_HOME)
 if TYPE_CHECKING:
     from pyro_sparse.estimators import SparseClassifier as SparseClassifier
     from pyro_sparse.estimators import SparseRegressor as SparseRegressor
+    from pyro_sparse.inference.calibration import brier as brier
+    from pyro_sparse.inference.calibration import ece as ece
+    from pyro_sparse.inference.calibration import js_distance as js_distance
+    from pyro_sparse.inference.calibration import nll as nll
     from pyro_sparse.inference.conversion import to_arviz as to_arviz
     from pyro_sparse.inference.diagnostics import Diagnosis as Diagnosis
     from pyro_sparse.inference.diagnostics import diagnose as diagnose

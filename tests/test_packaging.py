@@ -23,6 +23,7 @@ ORDER = {
     "models": ["spike_slab", "annealed", "defaults", "layers", "glm", "resnet"],
     "inference": [
         "warning",
+        "calibration",
         "layout",
         "minibatch",
         "inspection",
@@ -48,7 +49,6 @@ ORDER = {
         "refit",
         "prediction",
         "effects",
-        "calibration",
         "diagnostics",
     ],
     "pyro_sparse": ["datasets", "estimators", "tables", "folders", "measures", "summary", "plots", "report", "cli"],
