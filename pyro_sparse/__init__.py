@@ -10,7 +10,9 @@ _HOME = {
     "Controls": "inference.schedule",
     "Diagnosis": "inference.diagnostics",
     "Fit": "inference.refit",
+    "ImageAugmentation": "models.images",
     "NonFiniteError": "inference.step",
+    "Normalize": "models.images",
     "PriorAnnealing": "inference.schedule",
     "Run": "inference.run",
     "SparseClassifier": "estimators",
@@ -36,6 +38,7 @@ _HOME = {
     "predict": "inference.prediction",
     "refit": "inference.refit",
     "regression_model": "models.glm",
+    "resnet": "models.resnet",
     "select": "inference.selection",
     "sparsify": "models.layers",
     "to_arviz": "inference.conversion",
@@ -71,10 +74,13 @@ if TYPE_CHECKING:
     from pyro_sparse.models.defaults import default_prior as default_prior
     from pyro_sparse.models.glm import normal_regression as normal_regression
     from pyro_sparse.models.glm import regression_model as regression_model
+    from pyro_sparse.models.images import ImageAugmentation as ImageAugmentation
+    from pyro_sparse.models.images import Normalize as Normalize
     from pyro_sparse.models.layers import SparseLinear as SparseLinear
     from pyro_sparse.models.layers import SparseModule as SparseModule
     from pyro_sparse.models.layers import SparseNet as SparseNet
     from pyro_sparse.models.layers import sparsify as sparsify
+    from pyro_sparse.models.resnet import resnet as resnet
     from pyro_sparse.models.spike_slab import SpikeSlab as SpikeSlab
 
     __version__: str

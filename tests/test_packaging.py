@@ -20,7 +20,7 @@ FOLDERS = {"models": "pyro_sparse.models", "inference": "pyro_sparse.inference",
 
 # From the ground floor up: a module imports earlier ones only.
 ORDER = {
-    "models": ["spike_slab", "annealed", "defaults", "layers", "glm", "resnet"],
+    "models": ["spike_slab", "annealed", "defaults", "layers", "glm", "resnet", "images"],
     "inference": [
         "warning",
         "calibration",
