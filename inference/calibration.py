@@ -167,7 +167,7 @@ def _checked_probs(probs: Any, name: str) -> Array:
 def _numbers(values: Any, name: str) -> Array:
     """A copy in double precision, of tensors on any device and of any precision."""
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().double()
+        values = values.detach().cpu().double().numpy()
     try:
         return np.array(values, dtype=float)
     except (TypeError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 import functools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 
 from pyro_sparse.estimators import SparseClassifier, SparseEstimator, SparseRegressor
+from pyro_sparse.inference.calibration import ENTROPY_EDGES, calibration_bins, ece, entropy_counts, js_distance, nll
 from pyro_sparse.inference.diagnostics import MAX_R_HAT, MIN_ESS, Diagnosis
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.run import Run
@@ -48,6 +49,7 @@ MAX_NAME = 24  # characters of an input's name
 MAX_EFFECTS = 12  # panels of plot_effects
 MAX_CLASSES = 5  # lines of one of them
 COLORS = (BLUE, VERMILLION, GREEN, SKY, "#CC79A7")
+MARKERS = ("o", "s", "^", "D")  # with COLORS, 20 lines that differ
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -275,8 +277,6 @@ def plot_calibration(probabilities: Any, observed: Any, classes: Any) -> "Figure
         observed: (rows,) labels.
         classes: (num_classes,) labels, as the columns are.
     """
-    from matplotlib.ticker import PercentFormatter
-
     p, hit = np.asarray(probabilities, dtype=float), np.asarray(observed)[:, None] == np.asarray(classes)
     pair = len(classes) == 2
     p, hit = (p[:, 1], hit[:, 1]) if pair else (p.ravel(), hit.ravel())
@@ -294,8 +294,6 @@ def plot_calibration(probabilities: Any, observed: Any, classes: Any) -> "Figure
     panel.set_ylabel(f"observed share {what}")
     panel.set_title(f"{len(hit):,} unseen rows" if pair else f"{len(hit) // len(classes):,} unseen rows, all classes")
     panel.set_ylim(-0.03, 1.03)
-    panel.set_xticklabels([])
-    panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     below.bar(np.arange(10) / 10 + 0.05, counts, width=0.09, color=PALE)
     for place in used:
         below.annotate(
@@ -304,10 +302,88 @@ def plot_calibration(probabilities: Any, observed: Any, classes: Any) -> "Figure
     below.set_ylim(0, 1.35 * counts.max())
     below.set_yticks([])
     below.set_ylabel("rows" if pair else "rows ×\nclasses")
-    below.set_xlabel(f"predicted probability {what}")
-    below.xaxis.set_major_formatter(PercentFormatter(1.0))
-    for one in (panel, below):
-        one.set_xlim(-0.03, 1.03)
+    _percent_axes(axes, "count", f"predicted probability {what}", (-0.03, 1.03))
+    return figure
+
+
+@_styled
+def plot_reliability(predictors: Mapping[str, Any], labels: Any) -> "Figure":
+    """Reliability diagram of several predictors: accuracy against confidence in 15 bins of equal width, and what it rests on.
+
+    Above, points under the dotted line are too confident. In the middle, how far each is from the line, with 95 % intervals
+    of Clopper and Pearson for the accuracy; below, the rows in each bin.
+
+    Args:
+        predictors: probabilities (rows, classes) by name, as ``ece`` takes them.
+        labels: (rows,) whole numbers, the column of the class that was observed, of all of them.
+
+    Raises:
+        ValueError: where there is no predictor, and as ``ece``.
+    """
+    from matplotlib.ticker import LogLocator
+
+    _check_named(predictors)
+    mosaic = [["accuracy"], ["accuracy"], ["accuracy"], ["gap"], ["gap"], ["count"]]
+    figure, axes = _figure(5.6, 6.2 + 0.2 * len(predictors), mosaic)
+    accuracy, gap, count = (axes[name] for name in ("accuracy", "gap", "count"))
+    accuracy.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+    gap.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
+    tables, reach = [calibration_bins(probs, labels) for probs in predictors.values()], 0.0
+    for number, (name, probs) in enumerate(predictors.items()):
+        label = f"{_short(name)}: ECE {ece(probs, labels):.4f}, NLL {nll(probs, labels):.4f}"
+        reach = max(reach, _draw_reliability(accuracy, gap, count, tables[number], number, len(tables), label))
+    left = min(np.flatnonzero(table["count"])[0] / table.sizes["bin"] for table in tables) - 0.02
+    accuracy.set_ylim(min(left, *(float(table["accuracy"].min()) for table in tables)) - 0.03, 1.03)
+    accuracy.set_ylabel("accuracy")
+    accuracy.set_title(f"{len(labels):,} rows")
+    figure.legend(loc="outside upper left")
+    gap.set_ylim(-1.1 * reach, 1.1 * reach)
+    gap.set_ylabel("accuracy −\nconfidence")
+    count.set_ylabel("rows")
+    count.set_yscale("log")
+    count.set_ylim(bottom=0.7)
+    count.yaxis.set_major_locator(LogLocator(numticks=5))
+    count.yaxis.set_major_formatter("{x:,g}")
+    count.minorticks_off()
+    _percent_axes(axes, "count", "confidence: the largest probability of a row", (left, 1.02))
+    return figure
+
+
+@_styled
+def plot_entropies(predictors: Mapping[str, tuple[Any, Any]]) -> "Figure":
+    """Entropies of predictions in and out of distribution, a panel for each predictor, in the bins of ``js_distance``.
+
+    Rows outside of the bins, most of them all but certain, are said and not shown.
+
+    Args:
+        predictors: by name, probabilities (rows, classes) of rows like those of training and of others.
+
+    Raises:
+        ValueError: where there is no predictor, and as ``js_distance``.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    _check_named(predictors)
+    names, most = [str(number) for number in range(len(predictors))], 0.0
+    figure, axes = _figure(6.4, 0.7 + 1.75 * len(names), [[name] for name in names], sharey=True)
+    for number, (name, pair) in enumerate(predictors.items()):
+        panel = axes[str(number)]
+        panel.set_title(f"{_short(name)}: JS-distance {js_distance(*pair):.2f} nats")
+        for probs, label, color, alpha in zip(pair, ("in", "out of"), (BLUE, VERMILLION), (0.45, 0.25), strict=True):
+            share = entropy_counts(probs) / len(probs)
+            outside = f", {1 - share.sum():.1%} not shown" if share.sum() < 1 - 1e-9 else ""
+            text = f"{label} distribution, {len(probs):,} rows{outside}"
+            panel.stairs(share, ENTROPY_EDGES, fill=True, color=color, alpha=alpha, linewidth=0)
+            panel.stairs(share, ENTROPY_EDGES, color=color, linewidth=1.4, label=text)
+            most = max(most, share.max())
+        panel.legend(loc="upper left")
+        panel.set_xscale("log")
+        panel.set_xlim(ENTROPY_EDGES[0], ENTROPY_EDGES[-1])
+        panel.set_ylabel("share of rows")
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+        panel.tick_params(labelbottom=panel is axes[names[-1]])
+    axes[names[0]].set_ylim(0, 1.5 * most)  # with room for the legends; shared
+    axes[names[-1]].set_xlabel("entropy of a prediction (nats)")
     return figure
 
 
@@ -587,6 +663,47 @@ def _binomial_interval(successes: Array, trials: Array) -> tuple[Array, Array]:
     low = np.where(successes > 0, stats.beta.ppf(0.025, successes, trials - successes + 1), 0.0)
     high = np.where(successes < trials, stats.beta.ppf(0.975, successes + 1, trials - successes), 1.0)
     return low, high
+
+
+def _draw_reliability(
+    accuracy: "Axes", gap: "Axes", count: "Axes", bins: xr.Dataset, number: int, total: int, label: str
+) -> float:
+    """One predictor of several, side by side in a bin where they would hide each other; how far its gaps reach.
+
+    Intervals of bins with less than a hundredth of the rows do not count in that.
+    """
+    rows = bins["count"].values
+    used = np.flatnonzero(rows)
+    said, seen = bins["confidence"].values[used], bins["accuracy"].values[used]
+    low, high = _binomial_interval(np.round(seen * rows[used]), rows[used])
+    color, width = COLORS[number % len(COLORS)], 1 / len(rows)
+    marker = MARKERS[number % len(MARKERS)]
+    place = width * (np.arange(len(rows)) + 0.5 + 0.8 * ((number + 0.5) / total - 0.5))
+    accuracy.vlines(said, said, seen, color=color, linewidth=2.5, alpha=0.3)
+    accuracy.plot(said, seen, color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
+    ends = np.stack([low, high]) - said
+    gap.vlines(place[used], *ends, color=color, linewidth=1.2)
+    gap.plot(place[used], seen - said, color=color, marker=marker, markersize=4, linestyle="none")
+    count.bar(place, rows, width=0.8 * width / total, color=color)
+    return float(max(abs(seen - said).max(), abs(ends[:, rows[used] >= 0.01 * rows.sum()]).max()))
+
+
+def _percent_axes(axes: "dict[str, Axes]", lowest: str, label: str, limits: tuple[float, float]) -> None:
+    """Probabilities along all panels, written below the lowest, and up the others."""
+    from matplotlib.ticker import PercentFormatter
+
+    for name, panel in axes.items():
+        panel.set_xlim(limits)
+        panel.xaxis.set_major_formatter(PercentFormatter(1.0))
+        panel.tick_params(labelbottom=name == lowest)
+        if name != lowest:
+            panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes[lowest].set_xlabel(label)
+
+
+def _check_named(predictors: Mapping[str, Any]) -> None:
+    if not isinstance(predictors, Mapping) or not predictors:
+        raise ValueError(f"predictors must give at least one predictor its name, got {type(predictors).__name__}")
 
 
 def _num_inputs(source: Structure | Fit | SparseEstimator, structure: Structure) -> int:

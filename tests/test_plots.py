@@ -1,5 +1,6 @@
 """Every picture: that it can be drawn, from a little to a lot, and that it shows the numbers it was given."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -294,6 +295,84 @@ def test_calibration_of_several_classes_takes_all(tmp_path: Path) -> None:
     figure = plots.plot_calibration(p, np.arange(50) % 3, [0, 1, 2])
     assert saved(figure, tmp_path) > 5_000 and "50 unseen rows, all classes" in texts(figure)
     assert sum(bar.get_height() for bar in figure.axes[1].patches) == 150
+
+
+def three_rows_apart() -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Three in (0.8, 0.867], of which two are right, and one at 1, which is."""
+    probs = np.array([[0.81, 0.19], [0.83, 0.17], [0.16, 0.84], [0.0, 1.0]])
+    return probs, [0, 1, 1, 1]
+
+
+def test_reliability_shows_bins_gaps_and_rows(tmp_path: Path) -> None:
+    probs, labels = three_rows_apart()
+    figure = plots.plot_reliability({"net": probs}, labels)
+    assert saved(figure, tmp_path) > 5_000
+    accuracy, gap, count = figure.axes
+    said, seen = accuracy.lines[1].get_data()
+    assert said == pytest.approx([2.48 / 3, 1.0]) and seen == pytest.approx([2 / 3, 1.0])
+    between = [segment[:, 1].tolist() for segment in accuracy.collections[0].get_segments()]
+    assert between[0] == pytest.approx([2.48 / 3, 2 / 3])
+    place, missing = gap.lines[1].get_data()
+    assert missing == pytest.approx([2 / 3 - 2.48 / 3, 0.0]) and place == pytest.approx([12.5 / 15, 14.5 / 15])
+    ends = [segment[:, 1].tolist() for segment in gap.collections[0].get_segments()]
+    assert ends[0] == pytest.approx([0.09430 - 2.48 / 3, 0.99160 - 2.48 / 3], abs=1e-5)  # Clopper and Pearson, 2 of 3
+    assert gap.get_ylim()[1] >= max(map(max, ends)) and gap.get_ylim()[0] <= min(map(min, ends))
+    assert [bar.get_height() for bar in count.patches] == [0] * 12 + [3, 0, 1]
+    assert accuracy.get_xlim() == gap.get_xlim() == count.get_xlim() and count.get_xlim()[0] < 0.81
+    assert accuracy.get_ylim()[0] < 2 / 3 and "4 rows" in texts(figure)
+
+
+def test_reliability_of_several_predictors_stands_side_by_side(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(3), 400)
+    labels = (probs.cumsum(1) > rng.random((400, 1))).argmax(1)
+    named = {
+        f"number {k} of many predictors": torch.tensor(probs**k / (probs**k).sum(1, keepdims=True)) for k in range(1, 7)
+    }
+    figure = plots.plot_reliability(named, labels)
+    assert saved(figure, tmp_path) > 20_000
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert entries == [
+        f"{plots._short(n)}: ECE {ps.ece(p, labels):.4f}, NLL {ps.nll(p, labels):.4f}" for n, p in named.items()
+    ]
+    lines = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines[1:]]
+    assert len(set(lines)) == 6
+    bars = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in figure.axes[2].patches)
+    assert len(bars) == 90 and all(one[1] <= other[0] + 1e-9 for one, other in itertools.pairwise(bars))
+
+
+def test_few_rows_do_not_set_the_scale_of_the_gaps() -> None:
+    """One row of 1,001, which is right, has an interval from 0.025 on."""
+    probs = np.array([[0.9, 0.1]] * 1_000 + [[0.55, 0.45]])
+    figure = plots.plot_reliability({"net": probs}, np.r_[np.arange(1_000) % 10 == 0, 0])
+    assert figure.axes[1].get_ylim() == pytest.approx((-1.1 * 0.45, 1.1 * 0.45))
+
+
+@pytest.mark.parametrize("predictors", [{}, np.full((3, 2), 0.5)])
+def test_reliability_and_entropies_ask_for_names(predictors: Any) -> None:
+    for draw in (lambda: plots.plot_reliability(predictors, [0, 1, 1]), lambda: plots.plot_entropies(predictors)):
+        with pytest.raises(ValueError, match=f"at least one predictor its name, got {type(predictors).__name__}"):
+            draw()
+
+
+def test_entropies_in_and_out_of_distribution(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inside = np.concatenate([rng.dirichlet(np.full(4, 0.2), 190), np.eye(4)[np.zeros(10, dtype=int)]])
+    outside = torch.tensor(rng.dirichlet(np.full(4, 5.0), 50))
+    figure = plots.plot_entropies({"dense": (inside, outside), "sparse": (outside, outside)})
+    assert saved(figure, tmp_path) > 10_000
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    dense = panels[f"dense: JS-distance {ps.js_distance(inside, outside):.2f} nats"]
+    assert "sparse: JS-distance 0.00 nats" in panels
+    entropy = -(outside * outside.log()).sum(1).numpy()
+    expected = np.histogram(entropy, np.logspace(-8, 0.5, 30))[0] / 50
+    values, edges, _ = dense.patches[3].get_data()
+    assert values == pytest.approx(expected) and edges == pytest.approx(np.logspace(-8, 0.5, 30))
+    written = [text.get_text() for text in dense.get_legend().get_texts()]
+    unseen = 1 - dense.patches[1].get_data().values.sum()
+    assert written == [f"in distribution, 200 rows, {unseen:.1%} not shown", "out of distribution, 50 rows"]
+    assert unseen >= 0.05  # the rows that are certain
+    assert dense.get_ylim() == figure.axes[1].get_ylim() and dense.get_ylim()[1] > 1.4 * expected.max()
 
 
 @pytest.mark.parametrize(
