@@ -31,15 +31,17 @@ class Compacted:
         spec: of that model; its layout has the shapes of the small networks.
         where: for each kept coordinate, where it stands in the position of ``spec``; the length of the position for one
             that acts on no output.
+        base: the position of ``spec`` where every kept coordinate is 0: its buffers.
     """
 
     spec: Specification
     where: Tensor
+    base: Tensor
 
     def position(self, free: Tensor) -> Tensor:
         """The position of the small model from the kept coordinates."""
-        size = self.spec.layout.num_coordinates
-        return free.new_zeros(size + 1).scatter(0, self.where, free)[:size]
+        base = torch.cat([self.base.to(free), free.new_zeros(1)])
+        return base.scatter(0, self.where, free)[: len(self.base)]
 
     def values(self, free: Tensor) -> dict[str, Tensor]:
         """The value of every site of the small model, on its support."""
@@ -50,8 +52,11 @@ class Compacted:
         return torch.cat([gradient, gradient.new_zeros(1)])[self.where]
 
 
-def compacted(spec: Specification, kept: Tensor) -> Compacted:
-    """The model of ``spec`` on small networks, where ``kept`` (num_coordinates,) says which weights are not zero."""
+def compacted(spec: Specification, kept: Tensor, position: Tensor) -> Compacted:
+    """The model of ``spec`` on small networks, where ``kept`` (num_coordinates,) says which weights are not zero.
+
+    Buffers are those of ``position``.
+    """
     numbers = torch.arange(len(kept), device=kept.device)
     number_of = {site.name: part for site, part in spec.layout.parts(numbers)}
     mask_of = {site.name: part for site, part in spec.layout.parts(kept)}
@@ -68,7 +73,9 @@ def compacted(spec: Specification, kept: Tensor) -> Compacted:
     where = torch.full_like(numbers, len(stands_at))
     where[stands_at] = torch.arange(len(stands_at), device=kept.device)
     model = _OnSmallNetworks(spec.model, tuple(networks))
-    return Compacted(dataclasses.replace(spec, model=model, layout=Layout(small)), where[kept])
+    is_buffer = spec.layout.flat({site.name: site.kind == "buffer" for site in spec.layout.sites}, False, position)
+    base = torch.where(is_buffer, position, 0.0)[stands_at]
+    return Compacted(dataclasses.replace(spec, model=model, layout=Layout(small)), where[kept], base)
 
 
 def _keep_live(

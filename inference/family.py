@@ -142,7 +142,7 @@ class HeteroscedasticNormal(_Real):
 
 
 @dataclass(frozen=True)
-class _Classes(Family):
+class Classes(Family):
     """A response of classes, whose probabilities are known by their log-odds."""
 
     def mean(self, score: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class _Classes(Family):
 
 
 @dataclass(frozen=True)
-class Bernoulli(_Classes):
+class Bernoulli(Classes):
     """A response of 0 or 1."""
 
     name = "bernoulli"
@@ -178,7 +178,7 @@ class Bernoulli(_Classes):
 
 
 @dataclass(frozen=True)
-class Categorical(_Classes):
+class Categorical(Classes):
     """A response that is one of several classes."""
 
     name = "categorical"

@@ -1,5 +1,6 @@
 """One look at a Pyro model before it is run: its sites, its start, its plate, and whether they fit the data."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
 from pyro_sparse.inference.layout import Layout, Site, bijection
-from pyro_sparse.inference.minibatch import Batches, LoaderBatches, rows_of, stream
+from pyro_sparse.inference.minibatch import Augment, AugmentedBatches, Batches, LoaderBatches, rows_of, stream
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.annealed import find_spike_slab
 from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
@@ -52,17 +53,64 @@ class Specification:
     priors: Mapping[str, SpikeSlab]  # those that were unset in the model, by site
     observed: tuple[str, ...]
     readers: tuple[SparseModule, ...]  # networks whose inputs are the columns of the first of the data
+    input_shapes: Mapping[SparseModule, torch.Size | None]  # of one row of what a network is given
+    example: tuple[Tensor, ...]  # rows that the model is run with to see its sites: few of large data
     loader: "DataLoader[Any] | None" = None  # where the data come from, of which ``data`` are then the first batch
+    augment: Augment | None = None  # what is done to a batch of the first of the data
 
-    def batches(self, seed: int, chain: int, device: torch.device, purpose: str = "batches") -> Batches | LoaderBatches:
+    def batches(
+        self, seed: int, chain: int, device: torch.device, purpose: str = "batches"
+    ) -> Batches | LoaderBatches | AugmentedBatches:
         """Those of a chain."""
         if self.loader is not None:
             return LoaderBatches(self.loader, seed, chain, device)
-        return Batches(self.num_data, self.batch_size, seed, chain, device, purpose)
+        batches = Batches(self.num_data, self.batch_size, seed, chain, device, purpose)
+        return (
+            batches
+            if self.augment is None
+            else AugmentedBatches(batches, self.data, self.augment, seed, chain, purpose)
+        )
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether batches are rows, of a loader or augmented, instead of their numbers."""
+        return self.loader is not None or self.augment is not None
 
 
-def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Specification:
-    """Runs the model once on all rows and once on a batch, and raises where they do not fit.
+class _SubsamplesItselfError(Exception):
+    """Of a model that must be given all rows."""
+
+
+class _of_few_rows(Messenger):
+    """Finds out whether a model that is given few rows draws its own subset of them."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+
+    def _pyro_sample(self, msg: Node) -> None:
+        plate = msg["fn"]
+        if isinstance(plate, _Subsample) and plate.subsample_size not in (None, plate.size, self.num_rows):
+            raise _SubsamplesItselfError
+
+
+def _first_look(
+    model: Model, data: tuple[Tensor, ...], batch_size: int | None, seed: int
+) -> tuple[dict[str, Node], tuple[Tensor, ...]]:
+    """The nodes of one run, and the rows it was given: twice a batch, unless all rows are fewer or the model needs them."""
+    few = 2 * (batch_size or 0)
+    if data and 0 < few < len(data[0]):
+        example = tuple(item[:few] for item in data)
+        with contextlib.suppress(_SubsamplesItselfError):
+            return trace_at_start(_of_few_rows(few)(model), example, seed, 0), example
+    return trace_at_start(model, data, seed, 0), data
+
+
+def inspect(
+    model: Model, data: Any, batch_size: int | None, seed: int, augment: Augment | None = None
+) -> Specification:
+    """Runs the model on two batches at once and on one, or on all rows where there are no batches, and raises where they do
+    not fit.
 
     Raises:
         TypeError, ValueError: naming the argument, site or plate, the rule and the value.
@@ -75,7 +123,7 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         _warn_of_unseen_rows(loader)
     tensors = checked_data(data)
     try:
-        nodes = trace_at_start(model, tensors, seed, 0)
+        nodes, example = _first_look(model, tensors, batch_size, seed)
     except RuntimeError as error:
         if "dtype" not in str(error):
             raise
@@ -83,20 +131,26 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         raise ValueError(f"data must have the floating type of the model's parameters, got {types}: {error}") from error
     observed = _observed(nodes)
     num_data = len(tensors[0]) if tensors else _rows_of_closure(observed)
+    is_few = bool(tensors) and len(example[0]) < num_data
     if loader is not None:
         num_data, batch_size = rows_of(loader), num_data
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
     plates = _data_plates(observed, num_data)
-    own_size = None if loader is not None else _own_subsample_size(observed, plates)
+    own_size = None if loader is not None or is_few else _own_subsample_size(observed, plates)
     if own_size is not None and batch_size not in (None, own_size):
         raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
     batch = own_size or batch_size
+    if is_few:
+        _check_weight_of_few(observed, num_data, len(example[0]), batch_size or 1)
     _check_plates(observed, plates, num_data, on_batches=batch is not None)
     if own_size is None and batch_size is not None and loader is None:
         if not tensors:
             raise ValueError("batch_size must be None for a model that reads its data from outside of its arguments")
-        _check_scale_on_batch(model, tensors, seed, observed, plates, num_data, batch_size)
+        _check_scale_on_batch(model, example, seed, observed, plates, num_data, batch_size)
+    if augment is not None and (loader is not None or own_size is not None or batch_size is None):
+        got = "a DataLoader" if loader is not None else "none" if batch_size is None else "a model that draws its own"
+        raise ValueError(f"augment must be given batches of rows in memory, of a batch_size, got {got}")
     _check_latents(nodes, plates if batch else frozenset())
     modules = list({id(m): m for m in (n["infer"].get("sparse_module") for n in nodes.values()) if m}.values())
     _check_buffers(modules)
@@ -109,9 +163,13 @@ def inspect(model: Model, data: Any, batch_size: int | None, seed: int) -> Speci
         )
     if not layout.sites:
         raise ValueError("model must have a latent site to sample, got none")
-    readers = tuple(module for module in modules if _reads_the_first(module, nodes, tensors))
-    own = own_size is not None
-    return Specification(model, tensors, num_data, batch, own, plates, layout, priors, tuple(observed), readers, loader)
+    given = {module: _given_to(module, nodes) for module in modules}
+    readers = tuple(module for module in modules if _reads_the_first(given[module], example))
+    shapes = {module: x.shape[1:] if isinstance(x, Tensor) else None for module, x in given.items()}
+    return Specification(
+        *(model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed), readers),
+        *(shapes, example, loader, augment),
+    )
 
 
 def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
@@ -120,7 +178,7 @@ def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
     Weights of networks start from their parameters, or, with ``fresh``, from a new random initialisation of them; other
     spike-and-slab sites from N(0, initial_spike_scale²), other latents from their prior's median.
     """
-    nodes = trace_at_start(spec.model, spec.data, seed, chain, fresh)
+    nodes = trace_at_start(spec.model, spec.example, seed, chain, fresh)
     values = {site.name: nodes[site.name]["value"].detach() for site in spec.layout.sites}
     dtypes = {value.dtype for value in values.values()}
     if len(dtypes) > 1:
@@ -137,6 +195,7 @@ class _Start(Messenger):
         super().__init__()
         self.fresh: bool = fresh
         self._reset_modules: dict[int, torch.nn.Module] = {}
+        self._buffers: dict[str, tuple[Any, Tensor, Tensor]] = {}
 
     def _module(self, module: SparseModule) -> torch.nn.Module:
         if not self.fresh:
@@ -144,6 +203,21 @@ class _Start(Messenger):
         if id(module) not in self._reset_modules:
             self._reset_modules[id(module)] = _reinitialised(module.module)
         return self._reset_modules[id(module)]
+
+    def _pyro_buffer(self, msg: Node) -> None:
+        name, infer = msg["name"], msg["infer"]
+        if name not in self._buffers:
+            buffer = self._module(infer["sparse_module"]).get_buffer(infer["sparse_parameter"])
+            self._buffers[name] = infer, *(buffer.to(msg["args"][1], copy=True) for _ in range(2))
+        msg["value"], msg["done"] = self._buffers[name][2], True
+
+    def moved_buffers(self) -> dict[str, Node]:
+        """Those that the model has changed, at their start."""
+        return {
+            name: {"type": "buffer", "name": name, "fn": None, "value": before, "infer": infer}
+            for name, (infer, before, after) in self._buffers.items()
+            if not torch.equal(before, after)
+        }
 
     def _pyro_sample(self, msg: Node) -> None:
         if msg["is_observed"] or msg["done"] or isinstance(msg["fn"], _Subsample) or msg["value"] is not None:
@@ -170,10 +244,10 @@ def trace_at_start(
     devices = sorted({t.device.index or 0 for t in data if t.is_cuda})
     with torch.random.fork_rng(devices), store.scope(state=store.get_state()), pyro.poutine.trace() as tracer:
         torch.manual_seed(stream(seed, chain, "start"))
-        with _Start(fresh):
+        with _Start(fresh) as at_start:
             model(*data)
     nodes = {name: cast(Node, n) for name, n in tracer.trace.nodes.items() if n["type"] in ("sample", "param")}
-    return {name: n for name, n in nodes.items() if not isinstance(n["fn"], _Subsample)}
+    return {name: n for name, n in nodes.items() if not isinstance(n["fn"], _Subsample)} | at_start.moved_buffers()
 
 
 def _reinitialised(module: torch.nn.Module) -> torch.nn.Module:
@@ -225,7 +299,7 @@ def checked_data(data: Any) -> tuple[Tensor, ...]:
 
 
 def _is_latent(node: Node) -> bool:
-    return node["type"] == "param" or not node["is_observed"]
+    return node["type"] != "sample" or not node["is_observed"]
 
 
 def _observed(nodes: Mapping[str, Node]) -> dict[str, Node]:
@@ -272,6 +346,22 @@ def _own_subsample_size(observed: Mapping[str, Node], plates: frozenset[str]) ->
     return int(sizes.pop()) if sizes else None
 
 
+def _check_weight_of_few(observed: Mapping[str, Node], num_data: int, few: int, batch_size: int) -> None:
+    """Whether a plate is only as large as what the model was given."""
+    for name, node in observed.items():
+        for frame in node["cond_indep_stack"]:
+            if frame.size == few and (frame.full_size or few) == few:
+                raise _wrong_weight(frame.name, name, num_data, batch_size, 1.0)
+
+
+def _wrong_weight(plate: str, site: str, num_data: int, batch_size: int, got: float) -> ValueError:
+    return ValueError(
+        f"plate '{plate}' must weigh each row of a batch of {batch_size} by {num_data / batch_size:g} at site '{site}', got "
+        f"{got:g}: write pyro.plate('{plate}', {num_data}, subsample_size=len(x)), a plate of the size of the batch does not "
+        "scale the likelihood"
+    )
+
+
 def _check_plates(observed: Mapping[str, Node], plates: frozenset[str], num_data: int, on_batches: bool) -> None:
     for name, node in observed.items():
         frames = node["cond_indep_stack"]
@@ -298,19 +388,15 @@ def _check_scale_on_batch(
     conditioned = rows(indices, plates)(model)
     on_batch = trace_at_start(conditioned, tuple(d[:batch_size] for d in data), seed, 0)
     for name, node in observed.items():
-        ratio = float(on_batch[name]["scale"]) / float(node["scale"])
+        ratio = float(on_batch[name]["scale"]) / float(node["scale"]) * num_data / len(data[0])
         if not math.isclose(ratio, num_data / batch_size, rel_tol=1e-6):
             plate = next(frame.name for frame in node["cond_indep_stack"] if frame.name in plates)
-            raise ValueError(
-                f"plate '{plate}' must weigh each row of a batch of {batch_size} by {num_data / batch_size:g} at site "
-                f"'{name}', got {ratio:g}: write pyro.plate('{plate}', {num_data}, subsample_size=len(x)), "
-                "a plate of the size of the batch does not scale the likelihood"
-            )
+            raise _wrong_weight(plate, name, num_data, batch_size, ratio)
 
 
 def _check_latents(nodes: Mapping[str, Node], subsampled: frozenset[str]) -> None:
     for name, node in nodes.items():
-        if not _is_latent(node) or node["type"] == "param":
+        if not _is_latent(node) or node["type"] != "sample":
             continue
         plates = [frame.name for frame in node["cond_indep_stack"] if frame.name in subsampled]
         if plates:
@@ -320,9 +406,14 @@ def _check_latents(nodes: Mapping[str, Node], subsampled: frozenset[str]) -> Non
             )
 
 
-def _reads_the_first(module: SparseModule, nodes: Mapping[str, Node], data: tuple[Tensor, ...]) -> bool:
+def _given_to(module: SparseModule, nodes: Mapping[str, Node]) -> Any:
+    """The first argument of the first call of a network."""
+    infers = [node["infer"] for node in nodes.values() if node["type"] == "sample"]
+    return next(infer["sparse_input"] for infer in infers if infer.get("sparse_module") is module)
+
+
+def _reads_the_first(given: Any, data: tuple[Tensor, ...]) -> bool:
     """Whether a network reads the columns of the first of the data: not those of another, nor what another network made."""
-    given = next(n["infer"]["sparse_input"] for n in nodes.values() if n["infer"].get("sparse_module") is module)
     if not data or not isinstance(given, Tensor) or given.requires_grad or given.shape[1:] != data[0].shape[1:]:
         return False
     return _same(given, data[0]) or not any(_same(given, other) for other in data[1:])
@@ -335,15 +426,22 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _check_buffers(modules: list[SparseModule]) -> None:
     for module in modules:
         for name, part in module.module.named_modules():
-            if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and part.track_running_stats:
+            moves = (
+                isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and part.track_running_stats
+            )
+            if moves and part.momentum is None:
                 raise ValueError(
-                    f"'{module.site_name(name)}' is a {type(part).__name__} in training mode, whose running statistics are no "
-                    "part of the position: call eval() on the network, or use a normalisation without them"
+                    f"momentum of '{module.site_name(name)}', a {type(part).__name__} in training mode, must be a number (0.1, "
+                    "say): a plain average of all batches cannot be traced, got None"
                 )
 
 
 def _site(node: Node, priors: Mapping[str, SpikeSlab], modules: list[SparseModule]) -> Site:
     name, value = node["name"], node["value"].detach()
+    if node["type"] == "buffer":
+        return Site(
+            name, "buffer", value.shape, None, None, *(node["infer"][k] for k in ("sparse_module", "sparse_parameter"))
+        )
     owner = node["infer"].get("sparse_module") if node["infer"] else None
     parameter = node["infer"].get("sparse_parameter") if owner else None
     if node["type"] == "param":

@@ -110,7 +110,8 @@ class SGHMC(MCMCKernel):
                     f"the gradient became NaN or infinite at step {self._step}: lower step_size ({self.step_size:g})"
                 )
             noise = self._noise(self._step, torch.empty_like(position)) if self.temperature > 0 else None
-            self._state = sghmc.step(self._state, evaluation.mean_gradient, noise, self._controls, self._spec.num_data)
+            new = sghmc.step(self._state, evaluation.mean_gradient, noise, self._controls, self._spec.num_data)
+            self._state = sghmc.with_buffers(new, evaluation.buffers) if self._layout.num_buffers else new
             self._step += 1
         return {site.name: part.clone() for site, part in self._layout.parts(self._state.position)}
 

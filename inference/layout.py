@@ -18,7 +18,7 @@ class Site:
     """One part of the position."""
 
     name: str
-    kind: str  # "spike_slab", "latent" or "param"; a param has a flat prior
+    kind: str  # "spike_slab", "latent", "param", which has a flat prior, or "buffer", which the model itself moves
     shape: torch.Size  # on the unconstrained scale
     transform: Transform | None  # from the unconstrained scale to the support; None is the identity
     law: SpikeSlab | None  # of a spike-and-slab site, at its final spike
@@ -26,9 +26,14 @@ class Site:
     parameter: str | None
 
 
+def group_of(site: Site) -> str:
+    """The group of a trace that its values are in."""
+    return "buffers" if site.kind == "buffer" else "posterior"
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The sites of a model in the order of its trace."""
+    """The sites of a model in the order of its trace; buffers are last."""
 
     sites: tuple[Site, ...]
 
@@ -39,6 +44,20 @@ class Layout:
     @property
     def num_coordinates(self) -> int:
         return sum(self.sizes)
+
+    @cached_property
+    def num_buffers(self) -> int:
+        """Coordinates at the end of the position that no gradient moves: running statistics of BatchNorm."""
+        return sum(site.shape.numel() for site in self.sites if site.kind == "buffer")
+
+    def parameters(self, flat: Tensor) -> Tensor:
+        """The part (..., num_coordinates - num_buffers) of ``flat`` that gradients move."""
+        return flat[..., : flat.shape[-1] - self.num_buffers]
+
+    def buffers(self, values: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """Those of ``values``, flat."""
+        parts = [values[site.name].reshape(-1) for site in self.sites if site.kind == "buffer"]
+        return torch.cat(parts) if parts else like.new_empty(0)
 
     def __getitem__(self, name: str) -> Site:
         return next(site for site in self.sites if site.name == name)
@@ -85,6 +104,11 @@ class Layout:
         parts = [torch.as_tensor(per_site.get(s.name, default), dtype=dtype, device=like.device) for s in self.sites]
         return torch.cat([p.expand(s.shape).reshape(-1) for s, p in zip(self.sites, parts, strict=True)])
 
+    def included(self, position: Tensor) -> Tensor:
+        """The position with the weights at 0 that it does not include: of inclusion probability 1/2 or less."""
+        thresholds = self.thresholds(position)
+        return torch.where((position.abs() > thresholds) | thresholds.isinf(), position, 0.0)
+
     def thresholds(self, like: Tensor) -> Tensor:
         """|weight| above which a weight is included at the final spike; infinite for sites that are never counted."""
         return self.flat({s.name: s.law.inclusion_threshold for s in self.sites if s.law}, torch.inf, like)
@@ -92,7 +116,7 @@ class Layout:
 
 _AXES = {
     **{("weight", 1): ("out",), ("weight", 2): ("out", "in"), ("weight", 4): ("out", "in", "row", "column")},
-    ("bias", 1): ("out",),
+    **{(name, 1): ("out",) for name in ("bias", "running_mean", "running_var")},
 }
 
 

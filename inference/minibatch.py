@@ -2,12 +2,14 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def stream(seed: int, chain: int, purpose: str) -> int:
@@ -62,6 +64,34 @@ class Batches:
             self._order = pinned.to(self._device, non_blocking=True)
             self._epoch = epoch
         return self._order[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+class AugmentedBatches:
+    """The rows of batches, the first of the data changed at random, ``batches(step)``: a function of (seed, chain, step)."""
+
+    def __init__(
+        self, batches: Batches, data: tuple[Tensor, ...], augment: Augment, seed: int, chain: int, purpose: str
+    ) -> None:
+        self._batches, self._data, self._augment = batches, data, augment
+        self._start = stream(seed, chain, f"augmented {purpose}")
+        self._generator = torch.Generator(data[0].device)
+
+    def __call__(self, step: int) -> tuple[Tensor, ...]:
+        """The batch of a step.
+
+        Raises:
+            ValueError: where ``augment`` returns something of another form than it was given.
+        """
+        indices = self._batches(step)
+        first, *others = (item.index_select(0, indices) for item in self._data)
+        self._generator.manual_seed((self._start + step) % 2**32)
+        changed = self._augment(first, self._generator)
+        if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (first.shape, first.dtype):
+            got = f"{changed.dtype} {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+            raise ValueError(
+                f"augment must return a tensor as it was given, {first.dtype} {tuple(first.shape)}, got {got}"
+            )
+        return (changed, *others)
 
 
 class LoaderBatches:

@@ -17,8 +17,8 @@ class Moments:
     """Mean, variance and mean inclusion probability of every spike-and-slab weight of each chain, draw by draw."""
 
     def __init__(self, layout: Layout, like: Tensor, num_chains: int) -> None:
-        self._layout, self._thresholds = layout, layout.thresholds(like.cpu())
-        self._is_weight = self._thresholds.isfinite()
+        self._layout = layout
+        self._is_weight = layout.thresholds(like.cpu()).isfinite()
         self._counts = np.zeros(num_chains, dtype=np.int64)
         # Means, sums of squared deviations and mean inclusion probabilities: Welford's update, stable in single precision.
         self._values = torch.zeros(num_chains, 3, int(self._is_weight.sum()), dtype=like.dtype)
@@ -36,13 +36,17 @@ class Moments:
             torch.cat([law.inclusion_probability(part).reshape(-1) for law, part in laws]) - inclusion
         ) / count
 
+    def settle(self, layout: Layout) -> None:
+        """Takes over the final prior of a run that looks for one."""
+        self._layout = layout
+
     def chains(self) -> list[int]:
         """Those that have a draw."""
         return np.flatnonzero(self._counts).tolist()
 
     def included(self, position: Tensor) -> Tensor:
         """The draw with the weights at 0 that it does not include: of inclusion probability 1/2 or less."""
-        return torch.where((position.abs() > self._thresholds) | ~self._is_weight, position, 0.0)
+        return self._layout.included(position)
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint must hold."""

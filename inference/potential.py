@@ -58,11 +58,12 @@ class Evaluation(NamedTuple):
     mean_gradient: Tensor
     mean_potential: Tensor
     log_prob: dict[str, Tensor]  # scaled sum of every site
+    buffers: Tensor  # as the model leaves them, flat
 
     def chain(self, number: int) -> "Evaluation":
         """That of one of several chains."""
         log_prob = {name: value[number] for name, value in self.log_prob.items()}
-        return Evaluation(self.mean_gradient[number], self.mean_potential[number], log_prob)
+        return Evaluation(self.mean_gradient[number], self.mean_potential[number], log_prob, self.buffers[number])
 
 
 class values_at(Messenger):
@@ -71,6 +72,14 @@ class values_at(Messenger):
     def __init__(self, values: dict[str, Tensor]) -> None:
         super().__init__()
         self.values = values
+        self.buffers: dict[str, Tensor] = {}
+
+    def _pyro_buffer(self, msg: Node) -> None:
+        """A copy, which the network may advance, once for all of its calls in one run of the model."""
+        name = msg["name"]
+        if name in self.values:
+            msg["value"] = self.buffers.setdefault(name, self.values[name].detach().clone())
+            msg["done"] = True
 
     def _pyro_sample(self, msg: Node) -> None:
         msg["fn"] = _unvalidated(msg["fn"])
@@ -119,9 +128,10 @@ class Potential:
     def _trace(self, position: Tensor, indices: tuple[Batch, Batch]) -> None:
         example = self._arguments(position, self.tempering(0.5, 0.5, 0.5, position), indices[0])
         with _quiet(), _same_random_numbers(position):
-            self._eager(*example)  # a model that fails by itself raises its own error here
+            self._run_first(*example)
         try:
-            with _quiet(), _same_random_numbers(position):
+            # On a card BatchNorm of cuDNN is an operation of its own, which a compiler cannot join with what is around it.
+            with _quiet(), _same_random_numbers(position), torch.backends.cudnn.flags(enabled=False):
                 graph = make_fx(self._eager)(*example)
         except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
             self.reason = f"it cannot be traced: {first_line(error)}"
@@ -133,6 +143,18 @@ class Potential:
         if self.reason is not None:
             self.program, self._random = self._eager, True
             warn(f"the model is run eagerly, several times slower, as {self.reason}")
+
+    def _run_first(self, *example: Tensor) -> None:
+        """A model that fails by itself raises its own error here."""
+        try:
+            self._eager(*example)
+        except RuntimeError as error:
+            if "mutate a captured Tensor" not in str(error):
+                raise
+            raise ValueError(
+                f"the model changes a tensor of its own, which would be no part of a draw: wrap the module it belongs to (one "
+                f"with BatchNorm in training mode, say) by ps.sparsify(module, where=...): {first_line(error)}"
+            ) from error
 
     def of_chains(self, positions: Tensor, indices: tuple[Tensor, Tensor]) -> "Potential | None":
         """The same for several chains at once: positions (chain, coordinate), indices of two steps (chain, row).
@@ -178,8 +200,8 @@ class Potential:
         return Tempering(*like.new_tensor([prior_power, spike_progress, temperature]).unbind())
 
     def _run(self, program: Program, position: Tensor, tempering: Tempering, indices: Batch) -> Evaluation:
-        gradient, (potential, log_prob) = program(*self._arguments(position, tempering, indices))
-        return Evaluation(gradient, potential, log_prob)
+        gradient, (potential, log_prob, buffers) = program(*self._arguments(position, tempering, indices))
+        return Evaluation(gradient, potential, log_prob, buffers)
 
     def _arguments(self, position: Tensor, tempering: Tempering, indices: Batch) -> tuple[Tensor, ...]:
         return (position, *tempering, *self.inputs(indices))
@@ -195,24 +217,25 @@ class Potential:
     def _eager(self, position: Tensor, power: Tensor, progress: Tensor, temperature: Tensor, *rest: Tensor) -> Any:
         tempering = Tempering(power, progress, temperature)
 
-        def mean_potential(z: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
-            value, log_prob = self._mean_potential(z, tempering, *rest)
-            return value, (value, log_prob)
+        def mean_potential(z: Tensor) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor], Tensor]]:
+            value, log_prob, buffers = self._mean_potential(z, tempering, *rest)
+            return value, (value, log_prob, buffers)
 
         gradient, (_, aux) = torch.func.grad_and_value(mean_potential, has_aux=True)(position)
         return gradient, aux
 
     def _mean_potential(
         self, position: Tensor, tempering: Tempering, indices: Tensor, *data: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         values, log_jacobian = self.spec.layout.constrained_with_log_jacobian(position)
-        log_prob = self.log_prob(values, tempering, indices, *data)
+        handler = values_at(values)
+        log_prob = self.log_prob(handler, tempering, indices, *data)
         jacobian = tempering.temperature * log_jacobian
         potential = -torch.stack([*log_prob.values(), position.new_zeros(())]).sum() - jacobian
-        return potential / self.spec.num_data, log_prob
+        return potential / self.spec.num_data, log_prob, self.spec.layout.buffers(values | handler.buffers, position)
 
     def log_prob(
-        self, values: dict[str, Tensor], tempering: Tempering, indices: Tensor, *data: Tensor
+        self, values: "dict[str, Tensor] | values_at", tempering: Tempering, indices: Tensor, *data: Tensor
     ) -> dict[str, Tensor]:
         """The tempered log density of every site at given values, each summed and scaled as the model says."""
         model = annealed(tempering.prior_power, tempering.spike_progress)(
@@ -240,6 +263,8 @@ class Potential:
                     return f"the traced program differs from it at site '{name}'"
             if not agree(traced.mean_gradient, eager.mean_gradient):
                 return "the gradient of the traced program differs from it"
+            if len(eager.buffers) and not agree(traced.buffers, eager.buffers):
+                return "the buffers that the traced program leaves differ from its own"
         return None
 
 
@@ -290,13 +315,14 @@ def _joint_log_prob(nodes: dict[str, Node]) -> dict[str, Tensor]:
 
 def trace_with(
     model: Callable[..., Any],
-    values: dict[str, Tensor],
+    values: dict[str, Tensor] | values_at,
     indices: Tensor | None,
     plates: frozenset[str],
     data: tuple[Tensor | None, ...],
 ) -> dict[str, Node]:
     """The sample sites of one run of the model at given values, on given rows; plates left out."""
-    with _quiet(), pyro.poutine.trace() as tracer, rows(indices, plates), values_at(values):
+    handler = values if isinstance(values, values_at) else values_at(values)
+    with _quiet(), pyro.poutine.trace() as tracer, rows(indices, plates), handler:
         model(*data)
     nodes = {n: v for n, v in tracer.trace.nodes.items() if v["type"] == "sample"}
     return {n: cast(Node, v) for n, v in nodes.items() if not isinstance(v["fn"], _Subsample)}

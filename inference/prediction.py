@@ -8,8 +8,9 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from pyro_sparse.inference.family import Family
+from pyro_sparse.inference.family import Classes, Family
 from pyro_sparse.inference.refit import Fit
 from pyro_sparse.inference.response import Response
 from pyro_sparse.inference.run import Run
@@ -17,7 +18,14 @@ from pyro_sparse.inference.store import each_draw
 from pyro_sparse.inference.warning import warn
 
 
-def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, site: str | None = None) -> xr.Dataset:
+def predict(
+    source: Fit | Sequence[Fit] | Run,
+    x_new: Any,
+    prob: float = 0.95,
+    site: str | None = None,
+    sparse: bool = False,
+    progress: bool = False,
+) -> xr.Dataset:
     """The mean of the response at new rows, the interval of that mean and what to expect of a new observation.
 
     From a fit: Bernstein-von Mises intervals by the Fisher information of the kept weights. The interval of the mean is
@@ -30,6 +38,9 @@ def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, s
         x_new: the model's arguments without its response, any number of rows; one may stand alone.
         prob: probability content of the intervals and prediction sets, in (0, 1).
         site: the response, where the model has several (of a run; a fit has its own).
+        sparse: of a run, whether each draw is taken without the weights that it does not include (inclusion probability 1/2
+            or less), so that sparse networks are averaged.
+        progress: of a run, whether to show a bar.
 
     Returns:
         Dataset over ``row``, by the law of the response:
@@ -41,6 +52,7 @@ def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, s
           the smallest set of classes whose probabilities sum to ``prob`` or more.
         - Categorical, OneHotCategorical: the probabilities and their intervals, symmetric in the log-odds of each class
           against the rest, and ``in_set``, all over (row, class).
+        - after a refit by batches: ``mean`` and ``in_set`` alone.
         - any other, from a run alone: mean and interval of the mean, over (row, response_dim_0, ...).
 
     Raises:
@@ -52,14 +64,38 @@ def predict(source: Fit | Sequence[Fit] | Run, x_new: Any, prob: float = 0.95, s
     if not 0 < prob < 1:
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
     if isinstance(source, Run):
-        return _predict_run(source, x_new, prob, site)
+        return _predict_run(source, x_new, prob, site, sparse, progress)
     fits = [source] if isinstance(source, Fit) else list(source)
     if not fits:
         raise ValueError("source must hold at least one fit, got none")
     wrong = next((fit for fit in fits if not isinstance(fit, Fit)), None)
     if wrong is not None:
         raise TypeError(f"source must be a Fit, several, or one Run, got several with a {type(wrong).__name__}")
+    if sparse:
+        raise ValueError("sparse must be False for a fit, whose network is sparse, got True")
+    if any(fit.by_batches for fit in fits):
+        return _means(fits, x_new, prob)
     return as_table(_pooled([_moments(fit, x_new, prob) for fit in fits]), prob)
+
+
+def _means(fits: Sequence[Fit], x_new: Any, prob: float) -> xr.Dataset:
+    """The mean alone, averaged over fits, and the classes to expect."""
+    _check_one_family(fits)
+    means = []
+    for fit in fits:
+        link = fit.evaluate(fit.family.link, fit.response.inputs(x_new, fit.free.dtype))
+        means.append(fit.family.mean(fit.family.score(link.double())))
+    mean, family = torch.stack(means).mean(0), fits[0].family
+    columns = {"mean": mean}
+    if isinstance(family, Classes):
+        columns |= family.observation(mean, torch.zeros_like(mean), None, 0.0, prob)
+    return _dataset(columns)
+
+
+def _check_one_family(fits: Sequence[Fit] | Sequence["Moments"]) -> None:
+    names = {part.family.name for part in fits}
+    if len(names) > 1:
+        raise ValueError(f"source must hold fits of one family of responses, got {', '.join(sorted(names))}")
 
 
 @dataclass(frozen=True)
@@ -111,9 +147,7 @@ def _pooled(parts: Sequence[Moments]) -> Moments:
     """The average of several, by the law of total variance."""
     if len(parts) == 1:
         return parts[0]
-    names = {part.family.name for part in parts}
-    if len(names) > 1:
-        raise ValueError(f"source must hold fits of one family of responses, got {', '.join(sorted(names))}")
+    _check_one_family(parts)
 
     def total(mean: str, variance: str) -> tuple[Tensor, Tensor]:
         means, variances = (torch.stack([getattr(part, name) for part in parts]) for name in (mean, variance))
@@ -129,14 +163,17 @@ def _pooled(parts: Sequence[Moments]) -> Moments:
     )
 
 
-def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Dataset:
+def _predict_run(run: Run, x_new: Any, prob: float, site: str | None, sparse: bool, progress: bool) -> xr.Dataset:
     if run.schedule.last_phase != "sample":
         raise ValueError(
             "the run must end with a sampling phase to be averaged over its draws, got one that ends with "
             f"'{run.schedule.last_phase}': set sample_steps in the schedule, or refit"
         )
-    if run.is_sparse:
-        warn("draws are sparse: predicted is the average of networks without the weights that a draw does not include")
+    if run.is_sparse and not sparse:
+        warn(
+            "draws are sparse: predicted is the average of networks without the weights that a draw does not include, as by "
+            "sparse=True"
+        )
     response = Response(run.spec, site)
     inputs = response.inputs(x_new)
     first = run.spec.layout.constrained(run.draws[0, 0])
@@ -145,11 +182,13 @@ def _predict_run(run: Run, x_new: Any, prob: float, site: str | None) -> xr.Data
         family = response.family(first)
     except ValueError:
         family = Family()
-    is_noisy = family.noise_variance(response.evaluate(family.link, first, inputs)) is not None
+    one = tuple(item[:1] for item in inputs)
+    is_noisy = family.noise_variance(response.evaluate(family.link, first, one)) is not None
     scores, means, noises = _Running(), _Running(), _Running()
     residuals = _Residuals(family, response, first) if is_noisy else None
-    for draw in each_draw(run.draws):
-        values = run.spec.layout.constrained(draw)
+    number = run.draws.shape[0] * run.draws.shape[1]
+    for draw in tqdm(each_draw(run.draws), total=number, disable=not progress, unit="draw", desc="predict"):
+        values = run.spec.layout.constrained(run.spec.layout.included(draw) if sparse else draw)
         link = response.evaluate(family.link, values, inputs).double()
         scores.add(family.score(link))
         means.add(family.mean(family.score(link)))
@@ -217,8 +256,12 @@ def as_table(moments: Moments, prob: float) -> xr.Dataset:
         "mean_upper": family.mean(moments.score + half),
     }
     columns |= family.observation(mean, moments.mean_variance, moments.noise_variance, moments.half_width, prob)
+    return _dataset(columns)
+
+
+def _dataset(columns: dict[str, Tensor]) -> xr.Dataset:
     classes = "class" if "in_set" in columns else "response_dim_0"
-    dims = ["row", classes, *(f"response_dim_{axis}" for axis in range(1, mean.dim()))]
+    dims = ["row", classes, *(f"response_dim_{axis}" for axis in range(1, columns["mean"].dim()))]
     arrays = {name: (dims[: column.dim()], np.asarray(column.cpu())) for name, column in columns.items()}
     table = xr.Dataset({n: (d, a if a.dtype == bool else a.astype(float)) for n, (d, a) in arrays.items()})
     return table.assign_coords({dim: np.arange(size) for dim, size in table.sizes.items() if dim in ("row", "class")})

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pyro_sparse.inference import structure as structures
 from pyro_sparse.inference.compaction import Compacted, compacted
+from pyro_sparse.inference.descent import descend, short_schedule
 from pyro_sparse.inference.family import FAMILIES, Family, Normal, Poisson
 from pyro_sparse.inference.inspection import Model, Specification, inspect
 from pyro_sparse.inference.intervals import FisherInformation, fisher_information
@@ -26,14 +27,16 @@ from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.response import Of, Response
 from pyro_sparse.inference.run import Run
+from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.layers import evaluating
 
 ROUND = 50  # iterations between two evaluations of the metric
 _INFORMATION = ("dispersion", "prediction_error", "degrees_of_freedom", "rank")
-_SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised")
+_SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised", "by_batches")
 MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
+MAX_WORK = 1e9  # rows times kept weights up to which all rows are used at once
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,8 +49,9 @@ class Fit:
         response: the observed site it predicts.
         loss: mean negative log-likelihood of the training rows.
         converged, distance, num_iterations: how the refit ended; the distance to the maximum is the largest derivative in
-            the metric of the Fisher information, in standard errors.
+            the metric of the Fisher information, in standard errors; NaN, and not converged, where it was by batches.
         penalised: whether the slab's normal stayed in.
+        by_batches: whether it was by SGD: then no intervals are known, which are those of a maximum.
     """
 
     structure: Structure
@@ -58,6 +62,7 @@ class Fit:
     distance: float
     num_iterations: int
     penalised: bool
+    by_batches: bool
     free: Tensor = field(repr=False)  # the coordinates that were fitted
     data: tuple[Tensor, ...] = field(repr=False)
     precision: Tensor = field(repr=False)  # of the prior of the free coordinates
@@ -69,7 +74,13 @@ class Fit:
     def values_at(self, free: Tensor) -> dict[str, Tensor]:
         """The value of every site of the model where the fitted coordinates are ``free``."""
         where = self.structure.kept(free).nonzero().flatten()
-        return self.layout.constrained(free.new_zeros(self.layout.num_coordinates).scatter(0, where, free))
+        return self.layout.constrained(self._buffers.to(free).scatter(0, where, free))
+
+    @property
+    def _buffers(self) -> Tensor:
+        """(coordinate,) the position where all but the buffers is 0."""
+        own = {site.name: self.values[site.name] for site in self.layout.sites if site.kind == "buffer"}
+        return self.layout.flat(own, 0.0, self.free)
 
     def __getstate__(self) -> dict[str, Any]:
         # The small model is made of local functions, and made again when it is needed.
@@ -78,7 +89,7 @@ class Fit:
     @cached_property
     def _small(self) -> tuple[Response, Compacted]:
         """The response on the small networks, which computes the same and costs less."""
-        small = compacted(self.response.spec, self.structure.kept(self.free))
+        small = compacted(self.response.spec, self.structure.kept(self.free), self._buffers)
         return Response(small.spec, self.response.site), small
 
     @cached_property
@@ -209,18 +220,23 @@ class Fit:
         """Writes the fit to a new or existing folder: ``fit.json`` and ``fit.npz``, read by :meth:`load`, no pickle."""
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        spec, information = self.response.spec, self.information
+        spec = self.response.spec
         arrays = {f"value/{name}": value for name, value in self.values.items()}
         arrays |= {f"mask/{name}": mask for name, mask in self.structure.masks.items()}
-        arrays |= {f"information/{name}": getattr(information, name) for name in ("factor", "scale", "leverages")}
-        arrays |= {name: getattr(self, name) for name in ("free", "matters", "precision")}
+        arrays |= {name: getattr(self, name) for name in ("free", "precision")}
+        numbers = {}
+        if not self.by_batches:
+            information = self.information
+            arrays |= {f"information/{name}": getattr(information, name) for name in ("factor", "scale", "leverages")}
+            arrays |= {"matters": self.matters}
+            numbers = {name: getattr(information, name) for name in _INFORMATION}
         arrays |= {name: getattr(self.structure, name) for name in ("input_probability", "reads")}
         np.savez(
             folder / "fit.npz", allow_pickle=False, **{name: array.cpu().numpy() for name, array in arrays.items()}
         )
         settings = {
             "fit": {name: getattr(self, name) for name in _SCALARS},
-            "information": {name: getattr(information, name) for name in _INFORMATION},
+            "information": numbers,
             "structure": {"input_names": self.structure.input_names, "num_chains": self.structure.num_chains},
             "spec": {name: getattr(spec, name) for name in ("num_data", "batch_size", "subsamples_itself")}
             | {"plates": sorted(spec.plates)},
@@ -247,10 +263,13 @@ class Fit:
             return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
         known = settings["spec"] | {"plates": frozenset(settings["spec"]["plates"])}
+        settings["fit"].setdefault("by_batches", False)
+        batch_size = known["batch_size"] if settings["fit"]["by_batches"] else None
         rows = tuple(torch.as_tensor(item) for item in (data if isinstance(data, (tuple, list)) else (data,)))
         # The model may count on as many rows as it was fitted to: the first one stands for all.
         whole = tuple(item[:1].expand(known["num_data"], *item.shape[1:]) for item in rows)
-        spec = _in_double(dataclasses.replace(inspect(model, whole, None, 0), data=rows, **known))
+        spec = dataclasses.replace(inspect(model, whole, batch_size, 0), data=rows, **known)
+        spec = spec if settings["fit"]["by_batches"] else _in_double(spec)
         layout, values, masks = spec.layout, group("value/"), group("mask/")
         shapes = {site.name: site.shape for site in layout.sites}
         if shapes.keys() != values.keys() or any(
@@ -279,15 +298,18 @@ class Fit:
         # What it would compute from the training rows, which are not saved.
         family = settings["family"]
         fit.__dict__["family"] = FAMILIES[family.pop("name")](**family)
-        fit.__dict__["matters"] = arrays["matters"]
-        fit.__dict__["information"] = FisherInformation(**(group("information/") | settings["information"]))
+        if not fit.by_batches:
+            fit.__dict__["matters"] = arrays["matters"]
+            fit.__dict__["information"] = FisherInformation(**(group("information/") | settings["information"]))
         return fit
 
     def __repr__(self) -> str:
-        state = "converged" if self.converged else "not converged"
+        state = "by batches" if self.by_batches else "converged" if self.converged else "not converged"
         return f"Fit({self.structure.num_kept} of {self.structure.num_weights} weights, loss {self.loss:.4f}, {state})"
 
     def __str__(self) -> str:
+        if self.by_batches:
+            return f"{self.structure}\nrefit by {self.num_iterations:,} steps of SGD: mean loss {self.loss:.4f}"
         state = "converged" if self.converged else "not converged"
         return (
             f"{self.structure}\nrefit {state} after {self.num_iterations} iterations: mean loss {self.loss:.4f}, "
@@ -303,10 +325,12 @@ def refit(
     tolerance: float = 0.1,
     site: str | None = None,
     data: Any = None,
+    schedule: PriorAnnealing | None = None,
+    progress: bool = True,
 ) -> Fit:
-    """Maximises the likelihood over the kept weights, by full-batch L-BFGS, from where the run ended.
+    """Maximises the likelihood over the kept weights from where the run ended: by full-batch L-BFGS, large networks by SGD.
 
-    It works in double precision where the model can be converted, in the metric of the Fisher information, and on the small
+    L-BFGS works in double precision where the model can be converted, in the metric of the Fisher information, and on the small
     networks that the kept weights leave. Sites without a spike-and-slab prior are fitted with their own priors. The
     likelihood alone often has no finite maximum (a tanh unit may saturate for ever, classes may be separable), so the
     slab's normal stays in, at a scale of at least 1: its weight vanishes as 1 / n.
@@ -317,7 +341,11 @@ def refit(
         max_iterations: of L-BFGS.
         tolerance: how far from the maximum it may stop, in standard errors of the weights, > 0.
         site: the response to predict, where the model has several.
-        data: all rows in memory, for a run that took them from a DataLoader.
+        data: all rows in memory, for a run that took them from a DataLoader, to use them all at once.
+        schedule: of a train phase alone, its batches and ``augment`` those of the run: asks for SGD, which else is taken, for
+            ten epochs at the learning rate that the run ended with, where BatchNorm is in training mode or rows times kept
+            weights exceed 10^9. Of such a fit no intervals are known, and ``max_iterations`` and ``tolerance`` say nothing.
+        progress: whether SGD shows a bar.
 
     Returns:
         A :class:`Fit`, which says whether it converged.
@@ -328,18 +356,20 @@ def refit(
     """
     if data is not None:
         run = dataclasses.replace(run, spec=inspect(run.spec.model, data, None, run.seed))
+    if schedule is not None or _is_large(run, structure):
+        return _refit_by_batches(run, structure, keep_slab, site, schedule, progress)
     if run.spec.loader is not None:
         raise ValueError("data must hold all rows in memory to refit a run that took them from a DataLoader, got None")
     start = run.spec.layout.unconstrained({name: value.double() for name, value in structure.values.items()})
     kept = structure.kept(start)
-    small = compacted(_in_double(run.spec), kept)
-    start = start[kept]
+    small = compacted(_in_double(run.spec), kept, start)
+    whole, start = start, start[kept]
     try:
         if not run.spec.data:
             raise RuntimeError("data from a closure stay in single precision")
         potential = _potential(small, start)
     except RuntimeError:  # the model computes with tensors of its own, which are not ours to convert
-        small = compacted(_on_all_rows(run.spec), kept)
+        small = compacted(_on_all_rows(run.spec), kept, whole)
         start = start.to(run.positions.dtype)
         potential = _potential(small, start)
     spec, batches = small.spec, _every_row_once(small.spec)
@@ -372,22 +402,46 @@ def refit(
             "are not to be trusted. Raise max_iterations; where a hierarchical scale runs to 0 there is no maximum: end the "
             "schedule with sample_steps and average over draws, ps.predict(run, x)",
         )
-    whole = dataclasses.replace(spec, model=run.spec.model, layout=run.spec.layout)
+    large = dataclasses.replace(spec, model=run.spec.model, layout=run.spec.layout)
     fit = Fit(
         structure,
         {},
-        Response(whole, site),
+        Response(large, site),
         loss,
         distance <= tolerance,
         distance,
         iterations,
         keep_slab,
+        False,
         free,
         spec.data,
         precision,
     )
     fit.values.update(fit.values_at(free))
     return fit
+
+
+def _is_large(run: Run, structure: Structure) -> bool:
+    """Whether a refit goes by batches."""
+    is_batched = run.spec.batch_size is not None and not run.spec.subsamples_itself
+    return run.spec.layout.num_buffers > 0 or (is_batched and run.spec.num_data * structure.num_kept > MAX_WORK)
+
+
+def _refit_by_batches(
+    run: Run, structure: Structure, keep_slab: bool, site: str | None, schedule: PriorAnnealing | None, progress: bool
+) -> Fit:
+    spec, response = run.spec, Response(run.spec, site)
+    if schedule is None:
+        schedule = short_schedule(run.schedule, max(1, spec.num_data // (spec.batch_size or spec.num_data)))
+    if schedule.length("train") != schedule.num_steps:
+        raise ValueError("schedule must have steps in its train phase alone to refit, got some in others")
+    start = spec.layout.unconstrained(structure.values)
+    kept = structure.kept(start)
+    precision = _slab_precision(spec.layout, start, kept) if keep_slab else torch.zeros_like(start)
+    position, loss = descend(spec, start, kept, schedule, precision, run.seed, progress)
+    values = spec.layout.constrained(position)
+    numbers = loss, False, math.nan, schedule.num_steps, keep_slab, True
+    return Fit(structure, values, response, *numbers, position[kept], spec.data, precision[kept])
 
 
 def _minimise(

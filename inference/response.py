@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from pyro_sparse.models.layers import evaluating
 Of = Callable[[Any], Tensor]  # what is asked of the law of the observed site
 
 BLOCK = 8192  # rows evaluated at once
+NUMBERS_OF_BLOCK = 2**20  # of the arguments; images are many, and what a network makes of them is more
 NUMBERS_AT_ONCE = 2**23  # derivatives held at once
 
 
@@ -54,6 +56,11 @@ class Response:
         own = self.spec.batch_size or num_rows
         return list(torch.arange(-(-num_rows // own) * own, device=device).clamp(max=num_rows - 1).split(own))
 
+    def _size(self, arguments: tuple[Tensor, ...]) -> int:
+        """Rows of a block."""
+        numbers = max([1, *(item[0].numel() for item in arguments)])
+        return max(1, min(BLOCK, NUMBERS_OF_BLOCK // numbers))
+
     def _block(self, arguments: tuple[Tensor, ...], indices: Tensor) -> tuple[Tensor, ...]:
         """A block of rows of the model's arguments; all of them for a model that subsamples itself."""
         if self.spec.subsamples_itself or not arguments:
@@ -91,7 +98,7 @@ class Response:
         """``of(law)`` (rows, ...), such as the link parameters of its family, at every row of the inputs."""
         num_rows = len(inputs[0])
         with torch.no_grad():
-            blocks = self.blocks(num_rows, BLOCK)
+            blocks = self.blocks(num_rows, self._size(inputs))
             parts = [self._evaluate(of, values, self._block(inputs, rows), rows) for rows in blocks]
         return torch.cat(parts)[:num_rows]
 
@@ -112,7 +119,7 @@ class Response:
             ValueError: where a row depends on the others.
         """
         if self.spec.subsamples_itself:  # its batch size is fixed, so it cannot be asked for one row
-            blocks = self.blocks(len(inputs[0]), BLOCK)
+            blocks = self.blocks(len(inputs[0]), self._size(inputs))
             parts = [
                 torch.func.jacrev(lambda z, b=b: self._evaluate(of, values_of(z), inputs, b))(free) for b in blocks
             ]
@@ -155,7 +162,9 @@ class Response:
             result = result[counted].sum(0) / num_rows
             return result, result
 
-        parts = [torch.func.jacrev(total, has_aux=True)(free, block) for block in self.blocks(num_rows, BLOCK)]
+        parts = [
+            torch.func.jacrev(total, has_aux=True)(free, block) for block in self.blocks(num_rows, self._size(inputs))
+        ]
         gradient, mean = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
         return mean.detach(), gradient.detach()
 
@@ -166,7 +175,7 @@ class Response:
             ValueError: for a law of no family known, more than one number a row, or masked rows.
         """
         laws = []
-        for indices in self.blocks(len(self.spec.data[0]), BLOCK):
+        for indices in self.blocks(len(self.spec.data[0]), self._size(self.spec.data)):
             with torch.no_grad():
                 node = self.node(values, self._block(self.spec.data, indices), indices)
             if node["mask"] is not None and node["mask"] is not True:
@@ -174,12 +183,14 @@ class Response:
                     f"intervals need every row, got a masked response at site '{self.site}': leave those rows out"
                 )
             laws.append(unwrapped(node["fn"]))
+            if not isinstance(laws[0], dist.Normal):
+                break  # any row tells; of normal responses all do, which may have one scale or several
         return family_of(laws, self.site)
 
     def observed(self, values: dict[str, Tensor]) -> Tensor:
         """The response in the rows the model was run with."""
         data = self.spec.data
         with torch.no_grad():
-            blocks = self.blocks(len(data[0]), BLOCK)
+            blocks = self.blocks(len(data[0]), self._size(data))
             parts = [self.node(values, self._block(data, rows), rows)["value"] for rows in blocks]
         return torch.cat(parts)[: len(data[0])]

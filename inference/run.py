@@ -11,6 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.inspection import Model, Specification, checked_data, inspect, loader_of, start
+from pyro_sparse.inference.keeping import prepared, settled
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.store import (
@@ -104,6 +105,8 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
             f"data must be those of the run in {path}, of shapes {[s[1:] for s in settings['data']]}, got {shapes}"
         )
     spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"])
+    schedule, is_kept = PriorAnnealing.from_dict(settings["schedule"]), settings.get("keep") is not None
+    spec = prepared(spec, schedule) if is_kept else spec
     like = start(spec, settings["seed"], 0, fresh=False)
     check_same(path, settings, data_of(spec) | model_of(spec) | {"log_density": densities_of(spec, like)})
     trace, num_draws, num_chains = read_trace(path), settings["num_draws"], settings["num_chains"]
@@ -133,10 +136,13 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
             moments.restore(checkpoint.moments)
         trace = trace.assign({name: xr.DataTree(dataset) for name, dataset in moments.datasets().items()})
     trace = trace.isel(chain=chains, draw=slice(num_draws))
+    if is_kept:
+        spec = settled(spec, float(trace["sample_stats"].to_dataset()["spike_progress"][0, -1]))
+        draws = StoredDraws(path, spec.layout, like, tuple(chains.tolist()), num_draws)
     names = settings["input_names"]
     return Run(
         spec,
-        PriorAnnealing.from_dict(settings["schedule"]),
+        schedule,
         settings["seed"],
         positions,
         draws,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from tqdm.auto import tqdm
 
 from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
+from pyro_sparse.inference.keeping import Keeping, check_keep, prepared, settled
 from pyro_sparse.inference.layout import Layout
+from pyro_sparse.inference.minibatch import Augment
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.program import repays_compiling
@@ -71,6 +73,8 @@ def anneal(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     sparse_draws: bool = False,
+    augment: Augment | None = None,
+    keep: float | None = None,
     progress: bool | str = True,
 ) -> Run:
     """Samples a Pyro model by prior annealing with minibatch SGHMC (Algorithm 1 of the paper, without the refit).
@@ -98,6 +102,13 @@ def anneal(
             1/2), zeros elsewhere, which take no room; and of all weights the exact mean, variance and inclusion probability
             over the draws of a chain, as the groups ``posterior_mean``, ``posterior_variance`` and ``posterior_inclusion``.
             What is computed of such draws, as by ``predict``, is of the networks without the weights left out.
+        augment: ``augment(x, generator)`` returns the rows of a batch of the first argument changed at random, of the shape
+            and type they had, as :class:`ImageAugmentation` does; its random numbers come from the generator it is given, on
+            the device of ``x``, so that they are functions of the seed, chain and step. What is computed of a run, a
+            prediction say, is of rows as they are.
+        keep: the share of the weights to keep, in (0, 1): the spike then moves as makes the prior include as many (see
+            :mod:`pyro_sparse.inference.keeping`), between the initial and the final spike scale of the prior, which is best
+            left unset. One chain a run; ``run.priors`` holds the final prior that was reached.
         progress: whether to show a bar; a text stands in front of it.
 
     Raises:
@@ -123,7 +134,10 @@ def anneal(
     rank, processes = _process()
     if num_chains % processes:
         raise ValueError(f"num_chains must be a multiple of the {processes} processes, got {num_chains}")
-    spec = inspect(model, data, batch_size, seed)
+    spec = inspect(model, data, batch_size, seed, augment)
+    if keep is not None:
+        check_keep(keep, schedule, num_chains, spec.layout)
+        spec = prepared(spec, schedule)
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     schedule.check_stability(laws, spec.num_data)
     if sparse_draws and not laws:
@@ -138,7 +152,7 @@ def anneal(
         )
     path, given = None if out is None else Path(out).absolute(), {}
     if path is not None or processes > 1:
-        given = _given(spec, position, schedule, seed, num_draws, num_chains, names)
+        given = _given(spec, position, schedule, seed, num_draws, num_chains, names) | {"keep": keep}
         _check_alike(given)
     if path is not None:
         given |= {"sparse_draws": sparse_draws, "processes": processes}
@@ -170,7 +184,8 @@ def anneal(
                 starts[chain] = torch.where(drawn, first_start, starts[chain])
     total = schedule.num_steps * len(groups)
     with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
-        way = _Way(spec, table, num_draws, chains, keeper, label)
+        keeping = None if keep is None else Keeping(keep, spec.layout, schedule)
+        way = _Way(spec, table, num_draws, chains, keeper, label, keeping)
         done, silent = way.num_steps_done(groups), not progress or rank > 0
         with tqdm(total=total, initial=done, disable=silent, unit="step", smoothing=0.02) as bar:
             for group in groups[way.num_groups_done(groups) :]:
@@ -185,6 +200,8 @@ def anneal(
                     raise
     run = _run(way, schedule, seed, names, make.kind)
     _warn_of_heat(run)
+    if keep is not None:
+        _warn_of_another_share(run, keep)
     return run
 
 
@@ -238,6 +255,7 @@ def _given(
         "schedule": asdict(schedule),
         **{"seed": seed, "num_draws": num_draws, "num_chains": num_chains},
         "input_names": None if names is None else list(names),
+        "augment": None if spec.augment is None else getattr(spec.augment, "__qualname__", None) or repr(spec.augment),
         **{"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()},
     }
 
@@ -312,6 +330,9 @@ class Memory:
     def is_due(self) -> bool:
         return False
 
+    def settle(self, layout: Layout) -> None:
+        """Whole draws do not hang on the final prior."""
+
     def save(self, checkpoint: Checkpoint) -> None:
         """Nothing outlives the process."""
 
@@ -335,10 +356,19 @@ class _Way:
     """The chains of a process on their way: what has ended, what is kept, what the bar shows."""
 
     def __init__(
-        self, spec: Specification, table: Table, num_draws: int, chains: range, keeper: "Memory | Store", label: str
+        self,
+        spec: Specification,
+        table: Table,
+        num_draws: int,
+        chains: range,
+        keeper: "Memory | Store",
+        label: str,
+        keeping: Keeping | None,
     ) -> None:
+        self._keeping = keeping
         self.spec, self.chains, self.keeper, self.num_draws = spec, chains, keeper, num_draws
         self._table, self._label = table, label
+        self._given, self._thresholds = spec, cast(Tensor | None, None)
         self._draw_of = {step: draw for draw, step in enumerate(_draw_steps(table.schedule, num_draws))}
         self._period = max(1, table.schedule.num_steps // 200)
         self.ended: list[Tensor] = []
@@ -350,8 +380,18 @@ class _Way:
                 [tuple(row) for row in rows.tolist()] for rows in self._checkpoint.history
             ]
 
+        if keeping is not None and self._checkpoint is not None and self.ended:
+            self._move_spike(keeping.end, self._checkpoint.spike_progress)
         if isinstance(keeper, Store) and self._checkpoint is not None:
             self._check_draws(keeper, self._checkpoint.number)
+
+    def _beyond(self, like: Tensor, number: int) -> Tensor:
+        """What a weight must exceed to count as kept: at the final spike, or at the present one where that is looked for."""
+        if self._thresholds is None:
+            progress = self._table.controls[number].spike_progress
+            spec = self.spec if self._keeping is None else settled(self._given, progress)
+            self._thresholds = spec.layout.thresholds(like)
+        return self._thresholds
 
     def _check_draws(self, keeper: Store, number: int) -> None:
         """Whether the draws that led to the checkpoint are on disk."""
@@ -374,11 +414,15 @@ class _Way:
             first = checkpoint.number
             step.restore(sghmc.State(checkpoint.position, checkpoint.momentum))
         self._checkpoint = None
-        thresholds = self.spec.layout.thresholds(_own(step.state.position, 0))
+        if self._keeping is not None and checkpoint is not None and first > 0:
+            self._move_spike(first, checkpoint.spike_progress)
         for number in range(first, len(self._table.controls)):
+            if self._keeping is not None and self._keeping.is_due(number):
+                step.losses()  # which on a card finds out whether all is finite
+                self._move_spike(number, self._keeping.progress(number, step.state.position))
             step(number)
             if number % self._period == 0 or number in self._draw_of:
-                self._look(step, number, chains, thresholds, bar)
+                self._look(step, number, chains, bar)
             bar.update()
             asked = stopped()
             if asked or self.keeper.is_due():
@@ -394,14 +438,25 @@ class _Way:
         self.ended += [_own(step.state.position, number).clone() for number in range(len(chains))]
         self._save(0, step)
 
+    def _move_spike(self, number: int, progress: float) -> None:
+        """From a step on, until it moves again; the last move settles the prior."""
+        assert self._keeping is not None
+        self._thresholds = None
+        self._table.set_spike_progress(range(number, self._keeping.until(number)), progress)
+        if number >= self._keeping.end:
+            self.spec = settled(self._given, progress)
+            self.keeper.settle(self.spec.layout)
+
     def _save(self, number: int, step: Step) -> None:
         like = _own(step.state.position, 0)
         ended = torch.stack(self.ended) if self.ended else like.new_empty(0, len(like))
         history = [np.array(rows) for rows in self.history if rows]
-        self.keeper.save(Checkpoint(ended, number, *step.state, history))
+        progress = self._table.controls[number - 1].spike_progress  # of the step before; at the end, of the last
+        self.keeper.save(Checkpoint(ended, number, *step.state, history, spike_progress=progress))
 
-    def _look(self, step: Step, number: int, chains: list[int], thresholds: Tensor, bar: Any) -> None:
+    def _look(self, step: Step, number: int, chains: list[int], bar: Any) -> None:
         """What the bar, the history and, where it is one, the draw say of a step."""
+        thresholds = self._beyond(_own(step.state.position, 0), number)
         controls, draw = self._table.controls[number], self._draw_of.get(number)
         losses = step.losses()
         kinetic, heats = (
@@ -458,7 +513,7 @@ def _gathered(own: Any) -> list[Any]:
 
 def _together(potential: Potential, starts: Mapping[int, Tensor], seed: int) -> Potential | None:
     """The potential of all chains at once; None where one after the other is as fast, or the only way."""
-    if len(starts) == 1 or potential.spec.loader is not None or sum(map(len, starts.values())) > TOGETHER:
+    if len(starts) == 1 or potential.spec.gives_rows or sum(map(len, starts.values())) > TOGETHER:
         return None
     batches = [potential.spec.batches(seed, chain, position.device) for chain, position in starts.items()]
     first, second = (joined(batches, step) for step in (0, 1))
@@ -484,6 +539,17 @@ def _checked_names(input_names: Sequence[str] | None, spec: Specification) -> tu
     if len(names) != columns or len(set(names)) != columns:
         raise ValueError(f"input_names must be {columns} different names, one a column of data[0], got {len(names)}")
     return names
+
+
+def _warn_of_another_share(run: Run, keep: float) -> None:
+    weights = [(site.law, part) for site, part in run.spec.layout.parts(run.positions[0]) if site.law is not None]
+    included = sum(int((part.abs() > law.inclusion_threshold).sum()) for law, part in weights)
+    share = included / sum(part.numel() for _, part in weights)
+    if abs(share - keep) > 0.003:
+        warn(
+            f"{100 * share:.2f} % of the weights are kept instead of {100 * keep:g} %: give the power and spike phases more "
+            "steps, or leave the prior unset"
+        )
 
 
 def _warn_of_heat(run: Run) -> None:

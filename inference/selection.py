@@ -66,7 +66,8 @@ def select(run: Run, min_probability: float = 0.5) -> Structure:
         sites = layout.of_module(module)
         fixed = {name for name, site in sites.items() if site.law is None}
         own = {name: masks.get(s.name, torch.ones_like(values[s.name], dtype=torch.bool)) for name, s in sites.items()}
-        pruned, own = prune(module.module, {name: values[s.name] for name, s in sites.items()}, own, fixed)
+        mine, shape = {name: values[s.name] for name, s in sites.items()}, run.spec.input_shapes[module]
+        pruned, own = prune(module.module, mine, own, fixed, shape)
         values.update({sites[name].name: value for name, value in pruned.items()})
         masks.update({sites[name].name: mask for name, mask in own.items() if name not in fixed})
     reads = _reads(run, masks)
@@ -126,7 +127,7 @@ def _reads(run: Run, masks: dict[str, Tensor]) -> Tensor:
     """
     layout, num_inputs = run.spec.layout, run.num_inputs or 0
     found = []
-    for module in run.spec.readers:
+    for module in run.spec.readers if num_inputs else ():
         sites = layout.of_module(module)
         device = next(module.module.parameters()).device
         every = {n: masks.get(s.name, torch.ones(s.shape, dtype=torch.bool, device=device)) for n, s in sites.items()}

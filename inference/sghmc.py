@@ -44,6 +44,13 @@ def step(state: State, mean_gradient: Tensor, noise: Tensor | None, controls: Co
     return State(state.position + momentum, momentum)
 
 
+def with_buffers(state: State, buffers: Tensor) -> State:
+    """The same with buffers at the end of the position, as a model left them, and at rest."""
+    moved = state.position.shape[-1] - buffers.shape[-1]
+    position = torch.cat([state.position[..., :moved], buffers], -1)
+    return State(position, torch.cat([state.momentum[..., :moved], torch.zeros_like(buffers)], -1))
+
+
 def noise_scale(controls: Controls, num_data: int) -> float:
     """Standard deviation of the noise of one step: sqrt(2 alpha epsilon tau)."""
     variance = 2 * controls.friction * controls.learning_rate / num_data * controls.temperature

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_sparse.inference import sghmc
-from pyro_sparse.inference.minibatch import Batches, LoaderBatches, Noise, stream
+from pyro_sparse.inference.minibatch import AugmentedBatches, Batches, LoaderBatches, Noise, stream
 from pyro_sparse.inference.potential import Potential, Tempering, agree, first_line, nearby
 from pyro_sparse.inference.program import compiled
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
@@ -49,6 +49,12 @@ class Table:
         self.has_noise = any(controls.temperature > 0 for controls in self.controls)
         self.has_decay = any(controls.weight_decay > 0 for controls in self.controls)
 
+    def set_spike_progress(self, steps: range, progress: float) -> None:
+        """Changes that of some steps to come."""
+        for step in steps:
+            self.controls[step] = self.controls[step]._replace(spike_progress=progress)
+        self.rows[steps.start : steps.stop, Controls._fields.index("spike_progress")] = progress
+
     def tempering(self, step: int) -> Tempering:
         return _tempering(Controls(*self.rows[step].unbind()))  # type: ignore[arg-type]
 
@@ -67,11 +73,15 @@ class Moved(NamedTuple):
 
 
 class Arithmetic:
-    """The step on given arrays: state, noise, what decays, a row of the table, and the potential's own arguments."""
+    """The step on given arrays: state, noise, what decays, a row of the table, and the potential's own arguments.
 
-    def __init__(self, potential: Potential) -> None:
+    Where ``kept`` is given, (coordinate,) booleans, no other coordinate is moved.
+    """
+
+    def __init__(self, potential: Potential, kept: Tensor | None = None) -> None:
         spec = potential.spec
         self._program, self._num_data, self._observed = potential.program, spec.num_data, spec.observed
+        self._num_buffers, self._kept = spec.layout.num_buffers, kept
         self._priors = frozenset(site.name for site in spec.layout.spike_slab_sites())
 
     def __call__(
@@ -84,10 +94,14 @@ class Arithmetic:
         *arguments: Tensor,
     ) -> Moved:
         controls = Controls(*row.unbind())  # type: ignore[arg-type]
-        gradient, (_, log_prob) = self._program(position, *_tempering(controls), *arguments)
+        gradient, (_, log_prob, buffers) = self._program(position, *_tempering(controls), *arguments)
         if decayed is not None:
             gradient = gradient + controls.weight_decay * decayed * position
+        if self._kept is not None:
+            gradient = torch.where(self._kept, gradient, 0.0)
         new = sghmc.step(sghmc.State(position, momentum), gradient, noise, controls, self._num_data)
+        if self._num_buffers:
+            new = sghmc.with_buffers(new, buffers)
         loss = -_total(log_prob, self._observed) / self._num_data
         # The density of a spike-and-slab prior is left to its gradient: a compiler then need not compute it.
         others = tuple(name for name in log_prob if name not in self._priors)
@@ -163,6 +177,7 @@ class Step:
         seed: int,
         chains: list[int],
         noise: bool = True,
+        decayed: Tensor | None = None,
     ) -> None:
         spec = potential.spec
         self.state, self.kind = sghmc.init(start), kind
@@ -174,7 +189,7 @@ class Step:
         )
         self._noises = [Noise(seed, chain, start.device) for chain in chains]
         self._normals = torch.zeros_like(start) if table.has_noise else None
-        self._decayed = _decayed(potential, start) if table.has_decay else None
+        self._decayed = decayed if decayed is not None else _decayed(potential, start) if table.has_decay else None
         self._loss = start.new_full(start.shape[:-1], math.nan)
         self.is_free = spec.loader is None
 
@@ -218,7 +233,7 @@ class Step:
         """
         controls = self._table.controls[number]
         epsilon = controls.learning_rate / self._potential.spec.num_data
-        squares = self.state.momentum.double().square().mean(-1).reshape(-1)
+        squares = self._potential.spec.layout.parameters(self.state.momentum).double().square().mean(-1).reshape(-1)
         return [(1 - controls.friction / 2) * square / epsilon for square in squares.tolist()]
 
     def minibatch_temperatures(self, number: int) -> list[float]:
@@ -235,7 +250,7 @@ class Step:
             first, batches = number, self._batches
         with self._random_numbers(number):
             one, other = (self._evaluate(number, joined(batches, first + i)).mean_gradient for i in (0, 1))
-        variances = (one - other).square().mean(-1).reshape(-1) / 2
+        variances = spec.layout.parameters(one - other).square().mean(-1).reshape(-1) / 2
         return [controls.learning_rate * spec.num_data * v / (2 * controls.friction) for v in variances.tolist()]
 
     def _evaluate(self, number: int, batch: Tensor | tuple[Tensor, ...]) -> Any:
@@ -278,7 +293,7 @@ class Step:
             else f"lower learning_rate ({controls.learning_rate:g}) or scale the data to unit variance"
         )
         if isinstance(batch, tuple):
-            remedy = _fault_of(batch) or remedy
+            remedy = _fault_of(batch, "augment" if spec.loader is None else "the DataLoader") or remedy
         return NonFiniteError(
             f"the {what} of {', '.join(repr(name) for name in bad)} became NaN or infinite at step {number} "
             f"({phase} step {since}): {remedy}; the state before it is in this error's `values`",
@@ -287,14 +302,13 @@ class Step:
         )
 
 
-def _fault_of(batch: tuple[Tensor, ...]) -> str | None:
-    """What to mend in a batch that a loader gave."""
+def _fault_of(batch: tuple[Tensor, ...], giver: str) -> str | None:
+    """What to mend in a batch of rows."""
     for place, part in enumerate(batch):
         if part.is_floating_point() and not bool(part.isfinite().all()):
             row = int((~part.isfinite()).reshape(len(part), -1).any(1).nonzero()[0])
-            return (
-                f"the DataLoader gave NaN or infinity in row {row} of argument {place} of this batch: mend its dataset"
-            )
+            mend = "it" if giver == "augment" else "its dataset"
+            return f"{giver} gave NaN or infinity in row {row} of argument {place} of this batch: mend {mend}"
     return None
 
 
@@ -306,8 +320,8 @@ def _decayed(potential: Potential, like: Tensor) -> Tensor:
     )
 
 
-def joined(batches: Sequence[Batches | LoaderBatches], number: int) -> Any:
-    """Row numbers (row,), or (chain, row); all rows are the same for all chains. Of a loader the rows themselves."""
+def joined(batches: Sequence[Batches | LoaderBatches | AugmentedBatches], number: int) -> Any:
+    """Row numbers (row,), or (chain, row); all rows are the same for all chains. Of a loader, or augmented, rows themselves."""
     if len(batches) == 1 or (isinstance(batches[0], Batches) and batches[0].batch_size is None):
         return batches[0](number)
     return torch.stack([cast(Tensor, batch(number)) for batch in batches])
@@ -323,7 +337,9 @@ class GraphStep(Step):
         super().__init__(*arguments, **options)
         device = self._loss.device
         self._first: int | None = None
-        self._row, self._batch = self._table.rows[0].clone(), joined(self._batches, 0).clone()
+        self._row = self._table.rows[0].clone()
+        first = joined(self._batches, 0)
+        self._batch: Any = tuple(map(torch.clone, first)) if isinstance(first, tuple) else first.clone()
         self._num_done, self._loss, self._finite = self.counters(self.state.position)
         start = [kept.clone() for kept in self._kept]
         self._replay = captured(self._once, device)
@@ -347,7 +363,9 @@ class GraphStep(Step):
         self._first = number if self._first is None else self._first
         self._row.copy_(self._table.rows[number])
         if self._potential.spec.batch_size is not None:
-            self._batch.copy_(joined(self._batches, number))
+            new, held = joined(self._batches, number), self._batch
+            for kept, part in zip(held, new, strict=True) if isinstance(held, tuple) else [(held, new)]:
+                kept.copy_(part)
         self._noise(number)
         self._replay()
 
@@ -397,21 +415,32 @@ class Maker:
     potential: Potential
     table: Table
     seed: int
+    decayed: Tensor | None = None
 
     def __call__(self, start: Tensor, chains: list[int], noise: bool = True) -> Step:
-        return self.of(self.way, self.kind, self.potential, self.table, start, self.seed, chains, noise)
+        return self.of(self.way, self.kind, self.potential, self.table, start, self.seed, chains, noise, self.decayed)
 
 
 def step_maker(
-    potential: Potential, table: Table, start: Tensor, seed: int, chains: list[int], compiling: bool
+    potential: Potential,
+    table: Table,
+    start: Tensor,
+    seed: int,
+    chains: list[int],
+    compiling: bool,
+    kept: Tensor | None = None,
+    decayed: Tensor | None = None,
 ) -> Maker:
     """How the steps of a group of chains are made: the fastest way that is to be had here and agrees with the plain one.
 
     A model that runs eagerly or draws random numbers is left alone: other ways would draw others.
-    """
-    arithmetic = Arithmetic(potential)
 
-    plain = Maker(potential.kind, Step, arithmetic, potential, table, seed)
+    Args:
+        kept: (coordinate,) booleans, those that are moved; all where it is None.
+        decayed: (coordinate,) factors of the weight decay; 1 for the weights of networks where it is None.
+    """
+    arithmetic = Arithmetic(potential, kept)
+    plain = Maker(potential.kind, Step, arithmetic, potential, table, seed, decayed)
     if potential.kind == "eager" or potential.draws_random_numbers:
         return plain
     example = plain(nearby(start), chains)

@@ -17,7 +17,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.inspection import Specification
-from pyro_sparse.inference.layout import Layout, named_dims
+from pyro_sparse.inference.layout import Layout, Site, group_of, named_dims
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.potential import Potential
 
@@ -51,6 +51,7 @@ class Checkpoint:
         position, momentum: theirs, (coordinate,) or (chain, coordinate).
         history: (chain, step, column) of what the progress bar showed, for each chain that has begun.
         moments: the state of the running moments of a run whose draws are sparse.
+        spike_progress: of the last step.
     """
 
     ended: Tensor
@@ -59,6 +60,7 @@ class Checkpoint:
     momentum: Tensor
     history: list[Array]
     moments: Mapping[str, Array] = field(default_factory=dict)
+    spike_progress: float = 1.0
 
 
 class StoredDraws:
@@ -90,7 +92,7 @@ class StoredDraws:
         """(draw, coordinate) of some draws."""
         group, parts = _open(self._path), []
         for site in self._layout.sites:
-            name = _stored_name(site.name, site.transform is not None)
+            name = _home(site, unconstrained=site.transform is not None)
             try:
                 parts.append(np.asarray(group[name][chain, first:last]).reshape(last - first, -1))
             except Exception as error:  # whatever a decoder makes of damaged bytes
@@ -131,9 +133,10 @@ def each_block(draws: Tensor | StoredDraws, chain: int) -> Iterator[Tensor]:
         yield torch.stack([draws[chain, int(draw)] for draw in some])
 
 
-def _stored_name(site: str, constrained: bool) -> str:
-    """Where the unconstrained value of a site is."""
-    return f"{'unconstrained_posterior' if constrained else 'posterior'}/{site}"
+def _home(site: Site, unconstrained: bool = False) -> str:
+    """Where the value of a site is."""
+    group = "unconstrained_posterior" if unconstrained else group_of(site)
+    return f"{group}/{site.name}"
 
 
 def _open(path: Path, mode: str = "r") -> Any:
@@ -199,9 +202,9 @@ class Store:
         """Successive draws of a chain: positions (draw, coordinate)."""
         values, draws = self._layout.constrained(positions), slice(first, first + len(rows))
         for site, part in self._layout.parts(positions):
-            self._put(f"posterior/{site.name}", chain, draws, values[site.name].numpy())
+            self._put(_home(site), chain, draws, values[site.name].numpy())
             if site.transform is not None:
-                self._put(f"unconstrained_posterior/{site.name}", chain, draws, part.numpy())
+                self._put(_home(site, unconstrained=True), chain, draws, part.numpy())
         for name in sorted(rows[0], key=lambda name: name == "step"):
             self._put(f"sample_stats/{name}", chain, draws, np.array([row[name] for row in rows]))
 
@@ -248,7 +251,7 @@ class Store:
         arrays = {f"history/{chain}": rows for chain, rows in enumerate(checkpoint.history)}
         tensors = {name: getattr(checkpoint, name) for name in ("ended", "position", "momentum")}
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        arrays["number"] = np.array(checkpoint.number)
+        arrays |= {name: np.array(getattr(checkpoint, name)) for name in ("number", "spike_progress")}
         arrays |= {} if self._moments is None else self._moments.state()
         partial = self._saved.with_name(f"{self._saved.name}.partial")
         try:
@@ -279,6 +282,12 @@ class Store:
     def checkpoint(self) -> Checkpoint | None:
         """The last one; None before the first."""
         return _read_checkpoint(self._saved, self._like)
+
+    def settle(self, layout: Layout) -> None:
+        """Takes over the final prior of a run that looks for one."""
+        self._layout = layout
+        if self._moments is not None:
+            self._moments.settle(layout)
 
     def close(self) -> None:
         """Lets another process have it."""
@@ -332,7 +341,10 @@ def _read_checkpoint(saved: Path, like: Tensor) -> Checkpoint | None:
     tensors = {name: torch.from_numpy(arrays[name]).to(like.device) for name in ("ended", "position", "momentum")}
     history = [arrays[f"history/{chain}"] for chain in range(sum(name.startswith("history/") for name in arrays))]
     moments = {name: array for name, array in arrays.items() if name.startswith("moments/")}
-    return Checkpoint(number=int(arrays["number"]), history=history, moments=moments, **tensors)
+    progress = float(arrays.get("spike_progress", 1.0))
+    return Checkpoint(
+        number=int(arrays["number"]), history=history, moments=moments, spike_progress=progress, **tensors
+    )
 
 
 def read_identity(path: Path) -> dict[str, Any]:
@@ -448,6 +460,7 @@ def write_empty(
     dtype = str(like.dtype).removeprefix("torch.")
     root = zarr.open_group(path, mode="w")
     groups = ["posterior", "sample_stats", *["unconstrained_posterior"] * any(s.transform for s in layout.sites)]
+    groups += ["buffers"] * (layout.num_buffers > 0)
     for name in groups:
         group = root.create_group(name)
         for dim, length in zip(("chain", "draw"), size, strict=True):
@@ -466,11 +479,11 @@ def write_empty(
     values = layout.constrained(torch.zeros(layout.num_coordinates).to(like))
     own = named_dims({name: value.shape for name, value in values.items()})
     for site in layout.sites:
-        shapes = {"posterior": values[site.name].shape}
+        shapes = {group_of(site): values[site.name].shape}
         if site.transform is not None:
             shapes["unconstrained_posterior"] = site.shape
         for home, shape in shapes.items():
-            axes = own[site.name] if home == "posterior" else named_dims({site.name: shape})[site.name]
+            axes = named_dims({site.name: shape})[site.name] if home == "unconstrained_posterior" else own[site.name]
             root.create_array(
                 f"{home}/{site.name}",
                 shape=(*size, *shape),
@@ -566,7 +579,7 @@ def densities_of(spec: Specification, like: Tensor) -> dict[str, float]:
     """The log density of every site at one position and batch, by which models of the same sites are told apart."""
     position = 0.3 * torch.linspace(-1, 1, spec.layout.num_coordinates).to(like)
     potential = Potential(spec)
-    batch = spec.data if spec.loader is not None else spec.batches(0, 0, like.device)(0)
+    batch = spec.data if spec.loader is not None else replace(spec, augment=None).batches(0, 0, like.device)(0)
     with torch.random.fork_rng([like.device.index or 0] if like.is_cuda else []):
         torch.manual_seed(0)
         evaluation = potential(position, potential.tempering(1.0, 1.0, 1.0, position), batch)

@@ -13,7 +13,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyro_sparse.inference.inspection import Specification
-from pyro_sparse.inference.layout import named_dims
+from pyro_sparse.inference.layout import group_of, named_dims
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.structure import linear_chain
 
@@ -31,15 +31,19 @@ def build_trace(
     index = {"chain": np.arange(draws.shape[0]), "draw": np.arange(draws.shape[1])}
     values = spec.layout.constrained(draws)
     dims = named_dims({name: value.shape[2:] for name, value in values.items()})
-    posterior = {name: (("chain", "draw", *dims[name]), value.cpu().numpy()) for name, value in values.items()}
+    arrays = {name: (("chain", "draw", *dims[name]), value.cpu().numpy()) for name, value in values.items()}
+    parts: dict[str, dict[str, Any]] = {"posterior": {}}
+    for site in spec.layout.sites:
+        parts.setdefault(group_of(site), {})[site.name] = arrays[site.name]
     stats = {name: (("chain", "draw"), array) for name, array in statistics.items()}
     groups = {
-        "posterior": xr.Dataset(posterior, coords=index | input_coords(spec, input_names)),
+        "posterior": xr.Dataset(parts.pop("posterior"), coords=index | input_coords(spec, input_names)),
         "sample_stats": xr.Dataset(stats, coords=index),
+        **{name: xr.Dataset(part, coords=index) for name, part in parts.items()},
     }
     tree = xr.DataTree.from_dict(groups)
     attributes = disclosure(spec, schedule, seed) | {"program": program}
-    for node in (tree, tree["posterior"], tree["sample_stats"]):
+    for node in (tree, *tree.children.values()):
         node.attrs.update(attributes)
     return tree
 

@@ -13,11 +13,12 @@ from pyro.distributions import TorchDistribution
 from pyro.nn import PyroModule
 from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import _PYRO_STACK, am_i_wrapped
+from pyro.poutine.runtime import _PYRO_STACK, am_i_wrapped, effectful
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch.distributions import constraints
 
+from pyro_sparse.models.annealed import replace_spike_slab
 from pyro_sparse.models.defaults import default_prior
 from pyro_sparse.models.spike_slab import SpikeSlab
 
@@ -57,16 +58,21 @@ class UnsetPrior(TorchDistribution):
 
 
 class with_priors(Messenger):
-    """Gives unset priors their laws: ``priors`` maps site names to SpikeSlab. Belongs inside ``annealed``."""
+    """Gives unset priors their laws, or sites others: ``priors`` maps site names to SpikeSlab. Belongs inside ``annealed``."""
 
     def __init__(self, priors: Mapping[str, SpikeSlab]) -> None:
         super().__init__()
         self.priors = priors
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        law = self.priors.get(msg["name"])
+        if law is None or msg["is_observed"]:
+            return
         fn = getattr(msg["fn"], "base_dist", msg["fn"])
-        if isinstance(fn, UnsetPrior) and msg["name"] in self.priors:
-            msg["fn"] = self.priors[msg["name"]].expand(fn.batch_shape).to_event(len(fn.batch_shape))
+        if isinstance(fn, UnsetPrior):
+            msg["fn"] = law.expand(fn.batch_shape).to_event(len(fn.batch_shape))
+        else:
+            msg["fn"] = replace_spike_slab(msg["fn"], lambda old: law.expand(old.batch_shape))
 
 
 class SparseModule(PyroModule):
@@ -103,13 +109,20 @@ class SparseModule(PyroModule):
             return self.module(*args, **kwargs)
         given = args[0] if args else None
         values = {name: self._value(name, p, given) for name, p in self.module.named_parameters()}
-        # Buffers as copies: a handler may run the network many times, and leaves it as it was.
         floating = next(iter(values.values())).dtype
+        uncounted = _uncounted(self.module)
         buffers = {
-            name: buffer.to(floating, copy=True) if buffer.is_floating_point() else buffer.clone()
-            for name, buffer in self.module.named_buffers()
+            name: self._buffer(name, b, floating) for name, b in self.module.named_buffers() if name not in uncounted
         }
-        return torch.func.functional_call(self.module, values | buffers, args, kwargs)
+        state: Any = values | buffers | dict.fromkeys(uncounted)
+        return torch.func.functional_call(self.module, state, args, kwargs)
+
+    def _buffer(self, name: str, buffer: Tensor, floating: torch.dtype) -> Tensor:
+        """A copy of a buffer, or what a handler makes of it: the network is left as it was."""
+        if not buffer.is_floating_point():
+            return buffer.clone()
+        owner: Any = {"sparse_module": self, "sparse_parameter": name}
+        return _buffer_site(buffer, floating, name=self.site_name(name), infer=owner)
 
     def site_name(self, parameter: str) -> str:
         """The full name of a parameter's sample site."""
@@ -173,8 +186,23 @@ class SparseModule(PyroModule):
         return self
 
     def __repr__(self) -> str:
-        covered = len(self.sparse_names)
-        return f"{type(self).__name__}({covered} spike-and-slab sites, {self.module})"
+        sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
+        covered = sum(sizes[name] for name in self.sparse_names)
+        weights = f"{covered:,} of {sum(sizes.values()):,} weights"
+        return f"{type(self).__name__}({len(self.sparse_names)} spike-and-slab sites, {weights}, {self.module})"
+
+
+@effectful(type="buffer")
+def _buffer_site(buffer: Tensor, floating: torch.dtype) -> Tensor:
+    """A buffer as a site of a type of its own, which the handlers of Pyro pass by."""
+    return buffer.to(floating, copy=True)
+
+
+def _uncounted(module: nn.Module) -> list[str]:
+    """Counters of batches, on which nothing depends: statistics of a fixed momentum do without."""
+    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
+    counted = [name for name, part in norms if part.momentum is not None and part.num_batches_tracked is not None]
+    return [f"{name}.num_batches_tracked" if name else "num_batches_tracked" for name in counted]
 
 
 @contextlib.contextmanager
@@ -260,6 +288,30 @@ class SparseLinear(SparseModule):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, prior: Prior = None, name: str = ""):
         super().__init__(nn.Linear(in_features, out_features, bias), prior, name=name)
+
+
+class SparseConv2d(SparseModule):
+    """``torch.nn.Conv2d`` with spike-and-slab weights and biases; see :class:`SparseModule` and :func:`sparsify`.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, groups, bias: as of ``torch.nn.Conv2d``.
+        prior, name: as in :func:`sparsify`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | str = 0,
+        groups: int = 1,
+        bias: bool = True,
+        prior: Prior = None,
+        name: str = "",
+    ) -> None:
+        module = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias)
+        super().__init__(module, prior, name=name)
 
 
 class SparseNet(SparseModule):

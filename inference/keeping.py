@@ -1,0 +1,147 @@
+r"""A wanted share of weights: ``anneal(..., keep=0.1)`` moves the spike so that the prior includes as many.
+
+The share that the prior includes at a position is that of the weights beyond the inclusion threshold, which grows with the scale
+of the spike. While the prior is raised (:math:`s` from 0 to 1 over the power phase) the spike is as wide as makes this share
+:math:`k + (1 - k)(1 - s)^3`, the cubic path of Zhu and Gupta (2017): the weights below are drawn to zero, the others are free.
+While the spike is narrowed the share stays, and the threshold is lowered from the smallest weight included to the middle, on a
+logarithmic scale, of the gap between it and the largest one excluded, the variance of the spike by no more than ten times (as
+in section A.6 of the paper). From then on the prior is fixed: it is the final one of the run, its draws, ``mipp``, ``select``.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pyro_sparse.inference.inspection import Specification
+from pyro_sparse.inference.layout import Layout
+from pyro_sparse.inference.schedule import PriorAnnealing
+from pyro_sparse.models.spike_slab import SpikeSlab
+
+SLAB_PROB = 1e-9
+SLAB_DECAY = 5e-4  # the weight decay that the slab stands for: 1 / (N slab_scale²)
+LOOKS = 200  # in the phases that move the spike
+NARROWING = 10.0  # of the spike's variance, in the spike phase
+FINEST = 8.0  # the smallest spike looked for is 10^-8 of the way from the end
+
+
+def check_keep(keep: float, schedule: PriorAnnealing, num_chains: int, layout: Layout) -> None:
+    """Whether a share can be aimed at.
+
+    Raises:
+        ValueError: naming the argument, the rule and the value.
+    """
+    if not 0 < keep < 1:
+        raise ValueError(f"keep must lie in (0, 1), the share of weights to keep, got {keep}")
+    if num_chains > 1:
+        raise ValueError(f"num_chains must be 1 with keep, as each run has its own final prior, got {num_chains}")
+    for phase, needed in (("power_steps", schedule.power_steps), ("cool_steps + sample_steps", _fixed_steps(schedule))):
+        if not needed:
+            raise ValueError(f"{phase} must be >= 1 with keep, to reach the share and then hold it, got 0")
+    if not layout.spike_slab_sites():
+        raise ValueError("keep must be None for a model without a spike-and-slab site, got a number")
+
+
+def _fixed_steps(schedule: PriorAnnealing) -> int:
+    return schedule.cool_steps + schedule.sample_steps
+
+
+def law_to_keep(schedule: PriorAnnealing, num_data: int) -> SpikeSlab:
+    r"""The prior of weights whose share is given, where none was: one for all weights, as in the paper's image networks.
+
+    The slab pulls as the usual weight decay of such networks, 5e-4: :math:`\sigma_1^2 = 1 / (5 \cdot 10^{-4} N)`, the paper's 0.04
+    at 50,000 rows. The spike moves between half the slab's scale and the narrowest one that the learning rates of the run
+    sample truly (a tenth of the bound of :meth:`PriorAnnealing.check_stability`).
+    """
+    slab = (SLAB_DECAY * num_data) ** -0.5
+    ratio = schedule.stability(SpikeSlab(SLAB_PROB, 1.0, 2.0), num_data)
+    narrowest = math.sqrt(ratio / (0.1 * 2 * (2 - schedule.friction)))
+    return SpikeSlab(SLAB_PROB, min(1.01 * narrowest, 0.25 * slab), slab, 0.5 * slab)
+
+
+def with_laws(spec: Specification, laws: Mapping[str, SpikeSlab]) -> Specification:
+    """The same with other priors at some sites, whatever its model says of them."""
+    sites = [
+        dataclasses.replace(s, law=laws[s.name].expand(s.shape)) if s.name in laws else s for s in spec.layout.sites
+    ]
+    return dataclasses.replace(spec, layout=Layout(tuple(sites)), priors={**spec.priors, **laws})
+
+
+def prepared(spec: Specification, schedule: PriorAnnealing) -> Specification:
+    """The model with the prior that a share is aimed at with, where it was unset."""
+    law = law_to_keep(schedule, spec.num_data)
+    return with_laws(spec, {name: law.to(old.slab_scale) for name, old in spec.priors.items()})
+
+
+def settled(spec: Specification, progress: float) -> Specification:
+    """The model whose final spike is that at ``progress`` on the way from its initial to its narrowest one."""
+    laws = {}
+    for site in spec.layout.spike_slab_sites():
+        assert site.law is not None
+        spike = site.law.at(progress).current_spike_scale
+        laws[site.name] = SpikeSlab(
+            site.law.slab_prob, spike, site.law.slab_scale, site.law.initial_spike_scale, validate_args=False
+        )
+    return with_laws(spec, laws)
+
+
+class Keeping:
+    """Where the spike must be at a step for a share of weights: ``keeping.progress(number, position)``."""
+
+    def __init__(self, keep: float, layout: Layout, schedule: PriorAnnealing) -> None:
+        self._keep, self._layout = keep, layout
+        self._begin, self._power, self._spike = schedule.train_steps, schedule.power_steps, schedule.spike_steps
+        self.end, self._num_steps = self._begin + self._power + self._spike, schedule.num_steps
+        self._period = max(1, (self._power + self._spike) // LOOKS)
+        self._num_weights = sum(site.shape.numel() for site in layout.spike_slab_sites())
+
+    def is_due(self, number: int) -> bool:
+        """Whether the spike moves before a step; from ``end`` on it is fixed."""
+        since = number - self._begin
+        return number == self.end or (0 <= since and number < self.end and since % self._period == 0)
+
+    def until(self, number: int) -> int:
+        """The step before which it moves next, after one before which it did."""
+        return self._num_steps if number >= self.end else min(number + self._period, self.end)
+
+    def progress(self, number: int, position: Tensor) -> float:
+        """In [0, 1], from the initial spike to the narrowest."""
+        since = number - self._begin
+        share = self._keep + (1 - self._keep) * (1 - min(since / self._power, 1.0)) ** 3
+        wanted = round(share * self._num_weights)
+        weights = [(s.law, part.detach().abs()) for s, part in self._layout.parts(position) if s.law is not None]
+        _, widest = _where_it_ends(lambda u: _num_included(weights, u) < wanted)
+        if since < self._power:
+            return widest
+        narrowest, _ = _where_it_ends(lambda u: _num_included(weights, u) <= wanted)
+        done = min((since - self._power) / max(self._spike, 1), 1.0) if number < self.end else 1.0
+        start, end, begun, gap = (_variance(weights[0][0], u) for u in (0.0, 1.0, widest, narrowest))
+        variance = max(begun * NARROWING**-done, math.sqrt(begun * gap), end)
+        return float(min(max((start - variance) / (start - end), 0.0), 1.0))
+
+
+def _num_included(weights: list[tuple[SpikeSlab, Tensor]], progress: float) -> int:
+    counts = [(sizes > law.at(progress).inclusion_threshold).sum() for law, sizes in weights]
+    return int(torch.stack(counts).sum())
+
+
+def _variance(law: SpikeSlab, progress: float) -> float:
+    return float(law.at(progress).current_spike_scale.square().mean())
+
+
+def _where_it_ends(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """The last progress at which something holds and the first at which it does not, that holds up to somewhere in [0, 1].
+
+    Spikes are looked for on a logarithmic scale of what is left of the way.
+    """
+    if holds(1.0):
+        return 1.0, 1.0
+    if not holds(0.0):
+        return 0.0, 0.0
+    low, high = 0.0, FINEST
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(1 - 10**-middle) else (low, middle)
+    return 1 - 10**-low, 1 - 10**-high
