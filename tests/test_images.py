@@ -24,7 +24,7 @@ import pyro_sparse as ps
 from pyro_sparse import datasets
 from pyro_sparse.models.images import CIFAR10_ERASE_FILL, CIFAR10_MEAN, CIFAR10_STD
 
-FALSE_ALARM = 1e-4  # of each comparison of laws; about twenty in this file
+FALSE_ALARM = 1e-4  # of each comparison of laws; about forty in this file
 DATA = Path(os.environ.get("PYRO_SPARSE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
     not (DATA / "load.py").exists(), reason=f"no images in {DATA}; PYRO_SPARSE_DATA names another folder"
@@ -156,6 +156,17 @@ def test_share_erased_is_erase_prob_whether_mirrored_or_not() -> None:
     ]
     table[1] = [table[1][0] - table[0][0], table[1][1] - table[0][1]]
     assert stats.fisher_exact(table).pvalue > FALSE_ALARM
+
+
+def test_whether_an_image_is_erased_hangs_on_nothing_of_the_rectangle() -> None:
+    """Two-sample Kolmogorov-Smirnov of the rectangles that half of the images get, and that the others would have got."""
+    every, half = (
+        erased(ps.ImageAugmentation(0, False, prob)(torch.ones(8_000, 1, 32, 32), generator())) for prob in (1.0, 0.5)
+    )
+    gone = half["tall"] > 0
+    assert all(torch.equal(half[name][gone], every[name][gone]) for name in every)
+    for values in (*every.values(), every["tall"] * every["wide"]):
+        assert stats.ks_2samp(values[gone].numpy(), values[~gone].numpy()).pvalue > FALSE_ALARM
 
 
 def test_erase_prob_zero_and_one() -> None:
