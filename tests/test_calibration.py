@@ -148,10 +148,10 @@ def test_ece_is_that_of_torchmetrics() -> None:
 
 @pytest.mark.parametrize("scheme", ["width", "mass"])
 def test_neither_the_order_of_rows_nor_that_of_classes_matters(scheme: str) -> None:
-    """Also where confidences are tied: they are rounded to hundredths, the largest class apart."""
+    """Also where confidences are tied: they are rounded to tenths, the largest class apart."""
     rng = np.random.default_rng(1)
     probs, labels = drawn(300)
-    probs = np.round(probs, 2) + np.array([0.0, 0.0001, 0.0003, 0.0005])
+    probs = np.round(probs, 1) + np.array([0.0, 0.0001, 0.0003, 0.0005])
     probs /= probs.sum(1, keepdims=True)
     rows, classes = rng.permutation(300), rng.permutation(4)
     inverse = np.argsort(classes)

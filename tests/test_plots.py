@@ -368,6 +368,8 @@ def test_entropies_in_and_out_of_distribution(tmp_path: Path) -> None:
     expected = np.histogram(entropy, np.logspace(-8, 0.5, 30))[0] / 50
     values, edges, _ = dense.patches[3].get_data()
     assert values == pytest.approx(expected) and edges == pytest.approx(np.logspace(-8, 0.5, 30))
+    colors = [patch.get_edgecolor() for patch in dense.patches[1::2]]
+    assert colors == [matplotlib.colors.to_rgba(color) for color in (plots.BLUE, plots.VERMILLION)]
     written = [text.get_text() for text in dense.get_legend().get_texts()]
     unseen = 1 - dense.patches[1].get_data().values.sum()
     assert written == [f"in distribution, 200 rows, {unseen:.1%} not shown", "out of distribution, 50 rows"]
