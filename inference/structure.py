@@ -2,18 +2,30 @@
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from pyro_sparse.inference.layout import Layout
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Masks = dict[str, Tensor]
+
+NORMALISATIONS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
+SMALL = 1e-6  # inputs and biases of a probe: sums of thousands stay where tanh is steep and ReLU6 open
 
 ELEMENTWISE = (
     *(nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.ReLU6),
@@ -110,36 +122,94 @@ def _probed_inputs(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: i
     own = {name: parameter.dim() for name, parameter in module.named_parameters()}
     leading = torch.broadcast_shapes(*(masks[name].shape[: masks[name].dim() - dim] for name, dim in own.items()))
     if not leading:
-        return _probe(module, masks, num_inputs)[1]
+        return _Probe(module, masks, (num_inputs,), {}).live()[1]
     flat = {
         n: masks[n].expand(*leading, *masks[n].shape[masks[n].dim() - d :]).flatten(0, len(leading) - 1)
         for n, d in own.items()
     }
-    each = [_probe(module, {n: mask[i] for n, mask in flat.items()}, num_inputs)[1] for i in range(leading.numel())]
+    each = [
+        _Probe(module, {n: mask[i] for n, mask in flat.items()}, (num_inputs,), {}).live()[1]
+        for i in range(leading.numel())
+    ]
     return torch.stack(each).reshape(*leading, num_inputs)
 
 
 def prune(
-    module: nn.Module, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], fixed: Collection[str]
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    fixed: Collection[str],
+    input_shape: Sequence[int] | None = None,
 ) -> tuple[dict[str, Tensor], Masks]:
-    """Values and masks of the network without what cannot act; it computes the same function.
+    """Values and masks of the network without what cannot act; in evaluation mode it computes the same function.
 
-    A weight with no path from an input or bias, or with no path to an output, is dropped. A unit that no input reaches is
-    a constant, folded into the next biases (in a chain of linear layers; in any other network it stays).
+    A weight with no path from an input or bias, or with no path to an output, is dropped: in a convolutional network at
+    the given size of its images, where a kernel's rim may see nothing but padding. A unit that no input reaches is a
+    constant, folded into the next biases (in a chain of linear layers; in any other network it stays, but what a
+    BatchNorm makes of a channel that is zero goes into its own bias). Paths are found by a probe with positive weights;
+    where dropping what it calls dead changes the outputs (a network that subtracts before a ReLU, say), nothing is dropped.
 
     Args:
-        values, masks: by parameter name; values are zero where their mask is False. Masks of ``fixed`` are all True.
-        fixed: parameters that are never pruned.
+        values, masks: by parameter name; values are zero where their mask is False. Masks of ``fixed`` are all True. They
+            may hold running statistics of BatchNorm by buffer name, among ``fixed``, in place of the module's own.
+        fixed: names that are never pruned.
+        input_shape: of one row of the network's first argument, (3, 32, 32) say; None is a row of a matrix, as wide as
+            the first matrix of weights.
+
+    Raises:
+        ValueError: where the network takes no rows of that shape.
     """
     chain = linear_chain(module)
     if chain is None:
-        live = _probe(module, masks, None)[0]
-        kept = {name: mask if name in fixed else mask & live[name] for name, mask in masks.items()}
-        return {name: value * kept[name] for name, value in values.items()}, kept
+        return _prune_by_probe(module, dict(values), dict(masks), fixed, input_shape)
     values, masks = dict(values), dict(masks)
     _fold_constants(chain, values, masks, fixed)
     _drop_unread(chain, masks, fixed)
     return {name: value * masks[name] for name, value in values.items()}, masks
+
+
+def _prune_by_probe(
+    module: nn.Module,
+    values: dict[str, Tensor],
+    masks: Masks,
+    fixed: Collection[str],
+    input_shape: Sequence[int] | None,
+) -> tuple[dict[str, Tensor], Masks]:
+    if input_shape is None:
+        input_shape = next((p.shape[1:2] for p in module.parameters() if p.dim() > 1), (1,))
+    folded, kept = dict(values), dict(masks)
+    live = _fold_batch_norms(module, folded, kept, fixed, input_shape).live()[0]
+    kept = {name: mask & live[name] if name in live and name not in fixed else mask for name, mask in kept.items()}
+    pruned = {name: value * kept[name] for name, value in folded.items()}
+    if _compute_the_same(module, values, pruned, input_shape):
+        return pruned, kept
+    return values, masks
+
+
+def _compute_the_same(
+    module: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor], input_shape: Sequence[int]
+) -> bool:
+    twin = _double(module)
+    rows = torch.randn(2, *input_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        right, found = (
+            flat_outputs(
+                torch.func.functional_call(twin, {n: v.detach().cpu().double() for n, v in values.items()}, (rows,))
+            )
+            for values in (first, second)
+        )
+    return bool(((right - found).abs() <= 1e-4 * right.abs().max()).all())  # False of NaN
+
+
+def _double(module: nn.Module) -> nn.Module:
+    """A copy in double precision that is evaluated on the CPU."""
+    return copy.deepcopy(module).cpu().double().eval()
+
+
+def flat_outputs(outputs: Any) -> Tensor:
+    """All numbers of a network's outputs, be they one tensor or several."""
+    leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.cat([leaf.flatten() for leaf in leaves])
 
 
 def _fold_constants(chain: list[Layer], values: dict[str, Tensor], masks: Masks, fixed: Collection[str]) -> None:
@@ -176,27 +246,146 @@ def _drop_unread(chain: list[Layer], masks: Masks, fixed: Collection[str]) -> No
         read = live.any(0)
 
 
-def _probe(module: nn.Module, masks: Mapping[str, Tensor], num_inputs: int | None) -> tuple[Masks, Tensor]:
+def _fold_batch_norms(
+    module: nn.Module, values: dict[str, Tensor], masks: Masks, fixed: Collection[str], input_shape: Sequence[int]
+) -> "_Probe":
+    """Of a channel that is zero a BatchNorm makes the constant b - w mean / sqrt(var + eps): into b with it, without w.
+
+    Changes ``values`` and ``masks``, and returns the probe of what they are then.
+    """
+    uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+    while True:
+        probe, stays = _Probe(module, masks, input_shape, values), True
+        for name, is_zero in probe.zero_channels().items():
+            part = module.get_submodule(name)
+            weight, bias = (f"{name}.{last}".removeprefix(".") for last in ("weight", "bias"))
+            if not {weight, bias} <= masks.keys() - set(fixed) or max(uses[id(p)] for p in part.parameters()) > 1:
+                continue
+            mean, variance = (
+                values.get(f"{name}.{last}".removeprefix("."), getattr(part, last)).double()
+                for last in ("running_mean", "running_var")
+            )
+            shift = -values[weight].double() * mean / (variance + part.eps).sqrt()
+            goes = is_zero.to(shift.device) & masks[weight] & (shift != 0)
+            shifted = (values[bias].double() + shift).to(values[bias].dtype)
+            values[bias] = torch.where(goes, shifted, values[bias])
+            masks[bias], masks[weight] = masks[bias] | goes, masks[weight] & ~goes
+            values[weight] = values[weight] * masks[weight]
+            stays = stays and not bool(goes.any())
+        if stays:
+            return probe
+
+
+class _Averages(TorchFunctionMode):
+    """Averages in place of maxima, whose gradient would see one of their inputs alone."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "amax":
+            return torch.mean(*args, **kwargs)
+        if name == "maximum":
+            return torch.add(*args, **kwargs)
+        if name.startswith("adaptive_max_pool") and not kwargs.get("return_indices"):
+            return getattr(functional, name.replace("max", "avg"))(*args[:2])
+        if name.startswith("max_pool"):
+            names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+            given = dict(zip(names, args[1:], strict=False)) | kwargs
+            has_gaps = any(gap != 1 for gap in tree_leaves(given.pop("dilation", 1)))
+            if not given.pop("return_indices", False) and not has_gaps:
+                return getattr(functional, name.replace("max", "avg"))(args[0], **given)
+        return func(*args, **kwargs)
+
+
+def _positive_norm(part: Any, source: Tensor | float, x: Tensor) -> Tensor:
+    """What a normalisation layer reads and scales, without the division and with nothing subtracted."""
+    if isinstance(part, nn.LayerNorm):
+        x = (x + x.mean(tuple(range(-len(part.normalized_shape), 0)), keepdim=True)) / 2
+        return x * (1 if part.weight is None else part.weight) + (0 if part.bias is None else part.bias)
+    if not isinstance(part, _BatchNorm):
+        grouped = x.unflatten(1, (getattr(part, "num_groups", x.shape[1]), -1)).flatten(2)
+        x = (grouped + grouped.mean(2, keepdim=True)).reshape(x.shape) / 2
+    scale, shift, source = (
+        t.reshape(-1, *[1] * (x.dim() - 2)) if isinstance(t, Tensor) else t or 0.0
+        for t in (1.0 if part.weight is None else part.weight, part.bias, source)
+    )
+    return (x + source) * scale + shift
+
+
+class _Probe:
     """Liveness in any network: with positive weights and inputs nothing cancels, so a zero gradient means no path.
 
-    Inputs and biases are small, so that nothing saturates.
+    Inputs and biases are small, so that nothing saturates; the weights of a unit sum to less than one and what normalises
+    only scales, so that nothing overflows, and double precision holds the products of a hundred layers. A running mean
+    that is not zero makes a BatchNorm a source, as a bias does.
     """
-    generator = torch.Generator().manual_seed(0)
 
-    def positive(shape: torch.Size) -> Tensor:
-        return 0.5 + 0.5 * torch.rand(shape, dtype=torch.float64, generator=generator)
+    def __init__(
+        self, module: nn.Module, masks: Mapping[str, Tensor], input_shape: Sequence[int], values: Mapping[str, Tensor]
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
 
-    twin = copy.deepcopy(module).cpu().double().eval()
-    fan_in = {n: max(1, p[0].numel()) if p.dim() > 1 else 100 for n, p in twin.named_parameters()}
-    weights = {n: positive(p.shape) * masks[n].cpu() / fan_in[n] for n, p in twin.named_parameters()}
-    weights = {name: weight.requires_grad_() for name, weight in weights.items()}
-    columns = num_inputs or next(p.shape[1] for p in twin.parameters() if p.dim() > 1)
-    inputs = (0.01 * positive(torch.Size([8, columns]))).requires_grad_()
-    outputs = torch.func.functional_call(twin, weights, (inputs,))
-    output = (outputs * positive(outputs.shape)).sum()
-    gradients = torch.autograd.grad(output, [*weights.values(), inputs], allow_unused=True, materialize_grads=True)
-    live = {n: (g != 0).to(masks[n].device) & masks[n] for n, g in zip(weights, gradients[:-1], strict=True)}
-    return live, (gradients[-1] != 0).any(0)
+        def positive(shape: Sequence[int]) -> Tensor:
+            return 0.5 + 0.5 * torch.rand(tuple(shape), dtype=torch.float64, generator=generator)
+
+        self.twin, self.masks, self.positive = _double(module), masks, positive
+        scales = set()
+        for name, part in self.twin.named_modules():
+            if isinstance(part, NORMALISATIONS):
+                mean = values.get(f"{name}.running_mean".removeprefix("."), getattr(part, "running_mean", None))
+                source = 0.0 if mean is None else SMALL * positive(mean.shape) * (mean != 0).cpu()
+                part.__dict__["forward"] = functools.partial(_positive_norm, part, source)
+                scales.add(f"{name}.weight".removeprefix("."))
+        self.weights = {}
+        for name, parameter in self.twin.named_parameters():
+            weight = positive(parameter.shape) * masks[name].cpu()
+            if parameter.dim() > 1:
+                weight /= 2 * masks[name].cpu().flatten(1).sum(1).clamp(min=1).reshape(-1, *[1] * (weight.dim() - 1))
+            elif name not in scales:
+                weight *= SMALL if name.endswith("bias") else 0.01
+            self.weights[name] = weight.requires_grad_()
+        num_rows = 8 if len(input_shape) == 1 else 1
+        self.inputs = (SMALL * positive([num_rows, *input_shape])).requires_grad_()
+
+    def outputs(self) -> Tensor:
+        try:
+            with _Averages():
+                return flat_outputs(torch.func.functional_call(self.twin, self.weights, (self.inputs,)))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ValueError(
+                "input_shape must be the shape of one row of the network's first argument: "
+                f"{type(self.twin).__name__} refuses rows of {tuple(self.inputs.shape[1:])} ({error})"
+            ) from error
+
+    def zero_channels(self) -> dict[str, Tensor]:
+        """By the name of each BatchNorm, (num_features,) whether its input is zero wherever it is called."""
+        found: dict[str, Tensor] = {}
+
+        def look(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
+            is_zero = (args[0].transpose(0, 1).flatten(1) == 0).all(1)
+            found[name] = found[name] & is_zero if name in found else is_zero
+
+        norms = [
+            (n, p) for n, p in self.twin.named_modules() if isinstance(p, _BatchNorm) and p.running_mean is not None
+        ]
+        handles = [part.register_forward_pre_hook(functools.partial(look, name)) for name, part in norms]
+        if norms:
+            with torch.no_grad():
+                self.outputs()
+        for handle in handles:
+            handle.remove()
+        return found
+
+    def live(self) -> tuple[Masks, Tensor]:
+        """Which weights lie on a path, by parameter name, and which numbers of a row a path leaves."""
+        outputs = self.outputs()
+        total = (outputs * self.positive(outputs.shape)).sum()
+        leaves = [*self.weights.values(), self.inputs]
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        live = {
+            name: (gradient != 0).to(self.masks[name].device) & self.masks[name]
+            for name, gradient in zip(self.weights, gradients[:-1], strict=True)
+        }
+        return live, (gradients[-1] != 0).any(0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,8 +460,34 @@ class Structure:
         return dataclasses.replace(self, masks=masks, values=values, reads=torch.zeros_like(self.reads))
 
     def kept(self, like: Tensor) -> Tensor:
-        """A flat mask over the position: kept weights and every coordinate that is never pruned."""
-        return self.layout.flat(self.masks, True, like)
+        """A flat mask over the position: kept weights and every coordinate that is never pruned, but no buffer."""
+        buffers = {site.name: False for site in self.layout.sites if site.kind == "buffer"}
+        return self.layout.flat(self.masks | buffers, True, like)
+
+    def table(self) -> "pd.DataFrame":
+        """What is kept of each site, and of all in the last line.
+
+        Returns:
+            One line a site, with columns ``shape``, ``weights``, ``kept``, ``ratio`` (kept / weights), and of those with
+            output channels or units (matrices and kernels) how many of these keep a weight, ``live``, of ``channels``.
+        """
+        import pandas as pd
+
+        lines = [
+            {
+                "site": name,
+                "shape": " x ".join(str(size) for size in mask.shape) or "1",
+                "weights": mask.numel(),
+                "kept": int(mask.sum()),
+                "live": int(mask.flatten(1).any(1).sum()) if mask.dim() > 1 else None,
+                "channels": len(mask) if mask.dim() > 1 else None,
+            }
+            for name, mask in self.masks.items()
+        ]
+        table = pd.DataFrame(lines).set_index("site").astype({"live": "Int64", "channels": "Int64"})
+        table.loc["all"] = {"shape": "", **table.drop(columns="shape").sum()}
+        table.insert(3, "ratio", table["kept"] / table["weights"])
+        return table
 
     def __repr__(self) -> str:
         return f"Structure({self.num_kept} of {self.num_weights} weights, inputs {self.selected_inputs})"

@@ -362,3 +362,369 @@ def test_with_biases_keeps_those_of_live_units_and_outputs() -> None:
         live = torch.ones_like(kept.masks[layer.bias]) if layer is chain[-1] else kept.masks[layer.weight].any(1)
         assert torch.equal(wide.masks[layer.bias], kept.masks[layer.bias] | live)
     assert wide.num_kept > kept.num_kept and wide.selected_inputs == kept.selected_inputs
+
+
+class Residual(nn.Module):
+    """A small convolutional network with one skip connection, on images (2, 5, 5)."""
+
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor] = torch.tanh, norm: Callable[[int], nn.Module] | None = None
+    ):
+        super().__init__()
+        norm = norm or nn.BatchNorm2d
+        self.conv0, self.norm0 = nn.Conv2d(2, 3, 3, padding=1, bias=False), norm(3)
+        self.conv1, self.norm1 = nn.Conv2d(3, 4, 3, padding=1, bias=False), norm(4)
+        self.conv2, self.norm2 = nn.Conv2d(4, 3, 3, padding=1, bias=False), norm(3)
+        self.last = nn.Linear(3, 2)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.activation(self.norm0(self.conv0(x)))
+        inner = self.norm2(self.conv2(self.activation(self.norm1(self.conv1(first)))))
+        return self.last(self.activation(inner + first).mean((2, 3)))
+
+
+def with_statistics(module: nn.Module, seed: int, zero_share: float = 0.3) -> nn.Module:
+    """The module with random running statistics, of which some means are zero, in evaluation mode and double precision."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, buffer in module.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+            buffer *= torch.rand(buffer.shape, generator=generator) > zero_share
+        if name.endswith("running_var"):
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    return module.double().eval()
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def same(first: Tensor, second: Tensor, tolerance: float = 1e-9) -> bool:
+    return bool((first - second).abs().max() <= tolerance * second.abs().max())
+
+
+Edge = tuple[str, tuple[int, ...], str, str]
+
+
+def searched(module: Residual, masks: Masks) -> tuple[Masks, Masks]:
+    """What lives in a Residual, by a search from node to node; and the masks in which its constants are folded."""
+    masks = {name: mask.clone() for name, mask in masks.items()}
+    way = [("x", "0", "a"), ("a", "1", "b"), ("b", "2", "c")]
+    edges: list[Edge] = []
+    reached = {"one", "x0", "x1"}
+
+    def follow(*more: Edge) -> None:
+        edges.extend(more)
+        reached.update(head for name, index, tail, head in more if masks[name][index] and tail in reached)
+
+    for before, layer, after in way:
+        for index in itertools.product(*(range(size) for size in masks[f"conv{layer}.weight"].shape)):
+            follow((f"conv{layer}.weight", index, f"{before}{index[1]}", f"conv{layer}_{index[0]}"))
+        scale, shift = masks[f"norm{layer}.weight"], masks[f"norm{layer}.bias"]
+        for channel, mean in enumerate(module.get_submodule(f"norm{layer}").running_mean):
+            if f"conv{layer}_{channel}" not in reached and scale[channel] and mean != 0:
+                shift[channel], scale[channel] = True, False
+            follow((f"norm{layer}.weight", (channel,), f"conv{layer}_{channel}", f"{after}{channel}"))
+            follow((f"norm{layer}.bias", (channel,), "one", f"{after}{channel}"))
+    reached |= {f"c{channel}" for channel in range(3) if f"a{channel}" in reached}
+    for index in itertools.product(range(2), range(3)):
+        follow(("last.weight", index, f"c{index[1]}", f"out{index[0]}"))
+    follow(*(("last.bias", (unit,), "one", f"out{unit}") for unit in range(2)))
+    leads = {"out0", "out1"}
+    live = {name: torch.zeros_like(mask) for name, mask in masks.items()}
+    for name, index, tail, head in reversed(edges):
+        if masks[name][index] and head in leads:
+            leads.add(tail)
+            leads.update({f"a{tail[1:]}"} if tail.startswith("c") and not tail.startswith("conv") else ())
+            live[name][index] = tail in reached
+    return live, masks
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_a_skip_and_batch_norms_what_lives_is_what_a_search_finds(seed: int) -> None:
+    module = with_statistics(Residual(torch.relu), seed)
+    values, masks = masked(module, (0.1, 0.2, 0.3, 0.4)[seed % 4], seed)
+    pruned, kept = prune(module, values, masks, (), (2, 5, 5))
+    right, _ = searched(module, masks)
+    for name in masks:
+        assert torch.equal(kept[name], right[name]), name
+    x = images(2, 5, 5)
+    assert torch.allclose(call(module, pruned, x), call(module, values, x), rtol=1e-12, atol=1e-12)
+    again, kept_again = prune(module, pruned, kept, (), (2, 5, 5))
+    assert all(torch.equal(kept[n], kept_again[n]) and torch.equal(pruned[n], again[n]) for n in kept)
+
+
+def test_each_dead_weight_can_be_removed_alone_and_each_live_one_acts() -> None:
+    counts = [0, 0]
+    for seed in (0, 1, 2):
+        module = with_statistics(Residual(), seed)
+        values, masks = masked(module, 0.3, seed)
+        kept = prune(module, values, masks, (), (2, 5, 5))[1]
+        x = images(2, 5, 5)
+        before = call(module, values, x)
+        for name, mask in masks.items():
+            for index in (tuple(i.tolist()) for i in mask.nonzero()):
+                without = values[name].clone()
+                without[index] = 0.0
+                moves = (call(module, values | {name: without}, x) - before).abs().max() > 1e-13
+                folded = name.startswith("norm") and name.endswith("weight") and not kept[name][index]
+                assert folded or bool(moves) == bool(kept[name][index]), (name, index)
+                counts[bool(kept[name][index])] += 1
+    assert min(counts) > 50
+
+
+class Several(nn.Module):
+    """Grouped convolutions, maxima and averages, and a linear layer on what is flattened, on images (2, 8, 8)."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3)
+        self.grouped, self.norm = nn.Conv2d(4, 8, 3, groups=2, padding=1), nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8, padding=1)
+        self.hidden, self.flat, self.last = nn.Linear(32, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.activation(self.first(x)), 3, stride=2, padding=1)
+        x = F.avg_pool2d(self.activation(self.norm(self.grouped(x))), 2, ceil_mode=True)
+        x = torch.flatten(self.depthwise(x), 1)
+        return self.last(self.activation(self.flat(self.hidden(x))))
+
+
+def gradients(module: nn.Module, values: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+    outputs = torch.func.functional_call(module, leaves, (x,))
+    total = (outputs * torch.randn(outputs.shape, generator=torch.Generator().manual_seed(7))).sum()
+    return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values()), materialize_grads=True), strict=True))
+
+
+def layer_norm(num_channels: int) -> nn.Module:
+    return nn.LayerNorm([num_channels, 5, 5])
+
+
+def group_norm(num_channels: int) -> nn.Module:
+    return nn.GroupNorm(num_channels if num_channels % 2 else 2, num_channels)
+
+
+def instance_norm(num_channels: int) -> nn.Module:
+    return nn.InstanceNorm2d(num_channels, affine=True)
+
+
+def batch_statistics(num_channels: int) -> nn.Module:
+    return nn.BatchNorm2d(num_channels, track_running_stats=False)
+
+
+CONVOLUTIONAL: dict[str, tuple[Callable[[Callable[[Tensor], Tensor]], nn.Module], tuple[int, ...]]] = {
+    "residual": (Residual, (2, 5, 5)),
+    "several": (Several, (2, 8, 8)),
+    "layer norm": (lambda activation: Residual(activation, layer_norm), (2, 5, 5)),
+    "group norm": (lambda activation: Residual(activation, group_norm), (2, 5, 5)),
+    "instance norm": (lambda activation: Residual(activation, instance_norm), (2, 5, 5)),
+    "batch statistics": (lambda activation: Residual(activation, batch_statistics), (2, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONAL)
+@pytest.mark.parametrize("activation", [torch.tanh, torch.relu, F.relu6, F.gelu])
+def test_what_the_function_depends_on_is_kept_in_any_network(kind: str, activation: Callable[[Tensor], Tensor]) -> None:
+    make, shape = CONVOLUTIONAL[kind]
+    dropped = 0
+    for seed, density in itertools.product(range(3), (0.05, 0.2, 0.5)):
+        module = with_statistics(make(activation), seed)
+        values, masks = masked(module, density, seed)
+        pruned, kept = prune(module, values, masks, (), shape)
+        x = images(*shape)
+        assert same(call(module, pruned, x), call(module, values, x))
+        dropped += sum(int(mask.sum() - kept[name].sum()) for name, mask in masks.items())
+        acts = {name: (g != 0) & kept[name] for name, g in gradients(module, pruned, x).items()}
+        needed = {name: (g.abs() > 1e-9) & masks[name] for name, g in gradients(module, values, x).items()}
+        for name, mask in kept.items():
+            is_scale = f"{name.removesuffix('weight')}running_mean" in dict(module.named_buffers())
+            assert is_scale or not (needed[name] & ~mask).any(), name
+            if activation is torch.tanh and kind in ("residual", "several"):
+                assert torch.equal(acts[name], mask), name  # nothing else is kept
+    assert dropped > 100
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh])
+def test_through_many_layers_nothing_vanishes_and_nothing_saturates(activation: Callable[[], nn.Module]) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.activation = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), activation()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.activation(self.norm(self.conv(x)))
+
+    plain = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), activation()) for _ in range(100))
+    )
+    for module in (nn.Sequential(*(Block() for _ in range(50)), nn.Flatten()), nn.Sequential(plain, nn.Flatten())):
+        masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in module.named_parameters()}
+        values = {name: p.detach() for name, p in module.named_parameters()}
+        kept = prune(module, values, masks, (), (4, 3, 3))[1]
+        assert all(bool(mask.all()) for mask in kept.values())
+        for name, mask in masks.items():  # one way through a hundred layers
+            if name.endswith("conv.weight") or mask.dim() == 4:
+                mask[1:], mask[:, 1:] = False, False
+            mask[1:] = False
+        values = {name: value * masks[name] for name, value in values.items()}
+        assert all(
+            torch.equal(mask, masks[name]) for name, mask in prune(module, values, masks, (), (4, 3, 3))[1].items()
+        )
+
+
+def test_a_batch_norm_of_a_channel_that_is_zero_keeps_its_constant_in_its_bias() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1)).double().eval()
+    module[1].running_mean.copy_(torch.tensor([2.0, 3.0]))
+    module[1].running_var.copy_(torch.tensor([4.0, 9.0]))
+    module[1].eps = 0.0
+    values = {name: torch.ones_like(p) for name, p in module.named_parameters()}
+    values["0.weight"][1] = 0.0
+    values["1.bias"][1] = 0.5
+    masks = {name: value != 0 for name, value in values.items()}
+    pruned, kept = prune(module, values, masks, (), (1, 2, 2))
+    assert pruned["1.bias"].tolist() == [1.0, -0.5] and pruned["1.weight"].tolist() == [1.0, 0.0]
+    assert kept["1.weight"].tolist() == [True, False] and kept["1.bias"].all() and kept["2.weight"].all()
+    assert same(call(module, pruned, images(1, 2, 2)), call(module, values, images(1, 2, 2)), 1e-14)
+    module[1].running_mean.zero_()  # then there is no constant
+    kept = prune(
+        module, values | {"1.bias": torch.zeros(2).double()}, masks | {"1.bias": ~masks["1.bias"]}, (), (1, 2, 2)
+    )[1]
+    assert kept["1.weight"].tolist() == [True, False] and kept["2.weight"].flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("fixed", ["1.bias", "1.weight"])
+def test_a_constant_that_no_bias_can_take_stays_with_its_scale(fixed: str) -> None:
+    module = with_statistics(
+        nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1)), 0, 0.0
+    )
+    values, masks = masked(module, 1.0, 0)
+    values["0.weight"][1], masks["0.weight"][1] = 0.0, False
+    pruned, kept = prune(module, values, masks, (fixed,), (1, 2, 2))
+    assert all(torch.equal(pruned[name], value) for name, value in values.items())
+    assert kept["1.weight"].all() and kept["1.bias"].all()
+
+
+def test_running_statistics_may_come_with_the_values() -> None:
+    module = with_statistics(Residual(), 0)
+    values, masks = masked(module, 0.2, 1)
+    right, right_kept = prune(module, values, masks, (), (2, 5, 5))
+    statistics = {name: buffer.clone() for name, buffer in module.named_buffers() if "running" in name}
+    assert statistics
+    bare = Residual().double().eval()  # with means 0 and variances 1
+    every = masks | {name: torch.ones_like(value, dtype=torch.bool) for name, value in statistics.items()}
+    pruned, kept = prune(bare, values | statistics, every, set(statistics), (2, 5, 5))
+    assert all(torch.equal(pruned[name], value) for name, value in (right | statistics).items())
+    assert all(torch.equal(kept[name], mask) for name, mask in right_kept.items())
+    assert all(bool(kept[name].all()) for name in statistics)
+
+
+def test_a_batch_norm_called_twice_is_folded_only_where_both_channels_are_zero() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(1, 3, 1, bias=False), nn.Conv2d(1, 3, 1, bias=False)
+            self.norm, self.last = nn.BatchNorm2d(3), nn.Conv2d(3, 1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.norm(self.first(x))) * self.norm(self.second(x)))
+
+    module = with_statistics(Twice(), 0, 0.0)
+    values, masks = masked(module, 1.0, 0)
+    for name, channels in (("first", [0, 1]), ("second", [0, 2])):
+        masks[f"{name}.weight"][channels] = False
+        values[f"{name}.weight"][channels] = 0.0
+    pruned, kept = prune(module, values, masks, (), (1, 2, 2))
+    assert kept["norm.weight"].tolist() == [False, True, True]
+    assert same(call(module, pruned, images(1, 2, 2)), call(module, values, images(1, 2, 2)), 1e-13)
+
+
+def test_weights_that_two_batch_norms_share_stay() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    module[3].weight, module[3].bias = module[1].weight, module[1].bias
+    module = with_statistics(module, 0, 0.0)
+    values, masks = masked(module, 1.0, 0)
+    values["0.weight"][1], masks["0.weight"][1] = 0.0, False
+    pruned, kept = prune(module, values, masks, (), (1, 2, 2))
+    assert all(bool(mask.all()) for name, mask in kept.items() if name != "0.weight")
+    assert all(torch.equal(pruned[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    "maximum",
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.AdaptiveMaxPool2d(1),
+        *(nn.AdaptiveMaxPool2d((2, 1)), lambda x: x.amax((2, 3)), lambda x: torch.amax(x, -1, keepdim=True)),
+        lambda x: torch.maximum(x[:, :1], x[:, 1:]),
+        lambda x: F.max_pool2d(x, 4, stride=1, padding=2),
+    ],
+)
+def test_a_maximum_may_be_any_of_its_numbers(maximum: Callable[[Tensor], Tensor]) -> None:
+    class Maximal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(1, 2, 3, padding=1), nn.LazyLinear(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(maximum(torch.relu(self.conv(x))).flatten(1))
+
+    module = Maximal().double()
+    module(images(1, 4, 4))
+    values = {name: torch.ones_like(p) for name, p in module.named_parameters()}
+    masks = {name: value != 0 for name, value in values.items()}
+    assert all(bool(mask.all()) for mask in prune(module, values, masks, (), (1, 4, 4))[1].values())
+
+
+def test_a_kernel_s_rim_that_sees_nothing_but_padding_is_dropped() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3, 1)).double()
+    values, masks = masked(module, 1.0, 0)
+    kept = prune(module, values, masks, (), (2, 1, 1))[1]["0.weight"]
+    assert kept[:, :, 1, 1].all() and int(kept.sum()) == 6
+
+
+def test_a_network_that_the_probe_cannot_follow_is_left_whole() -> None:
+    module = Functional(lambda x: torch.relu(x - 0.5)).double()
+    module.first.bias = None
+    values, masks = masked(module, 0.9, 0)
+    masks["second.bias"][:], values["second.bias"][:] = False, 0.0
+    pruned, kept = prune(module, values, masks, ())
+    assert call(module, values).std() > 0.1
+    assert all(
+        torch.equal(kept[name], mask) and torch.equal(pruned[name], values[name]) for name, mask in masks.items()
+    )
+
+
+def test_prune_leaves_the_module_and_what_it_is_given() -> None:
+    module = with_statistics(Residual(), 0).train()
+    values, masks = masked(module, 0.1, 0)
+    before = {n: t.clone() for n, t in (module.state_dict() | {f"v{n}": v for n, v in values.items()}).items()}
+    before |= {f"m{name}": mask.clone() for name, mask in masks.items()}
+    prune(module, values, masks, (), (2, 5, 5))
+    after = module.state_dict() | {f"v{n}": v for n, v in values.items()} | {f"m{n}": m for n, m in masks.items()}
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert all(part.training and "forward" not in part.__dict__ for part in module.modules())
+
+
+@pytest.mark.parametrize("shape", [None, (3, 5, 5), (2,)])
+def test_rows_of_another_shape_are_refused(shape: tuple[int, ...] | None) -> None:
+    module = Residual().double()
+    values, masks = masked(module, 1.0, 0)
+    with pytest.raises(ValueError, match=r"input_shape must be the shape of one row .*: Residual refuses rows of \("):
+        prune(module, values, masks, (), shape)
+
+
+def test_a_table_counts_weights_and_channels_of_each_site_and_of_all() -> None:
+    found = structure(None)
+    table = found.table()
+    assert list(table.index) == [*found.masks, "all"]
+    assert list(table.columns) == ["shape", "weights", "kept", "ratio", "live", "channels"]
+    first = next(name for name in found.masks if name.endswith("layer1.weight"))
+    assert table.loc[first].tolist() == ["2 x 3", 6, 2, pytest.approx(1 / 3), 1, 2]
+    bias = next(name for name in found.masks if name.endswith("layer1.bias"))
+    assert table.loc[bias, ["live", "channels"]].isna().all() and table.loc[bias, "weights"] == 2
+    assert table.loc["all"].tolist() == ["", 11, 4, pytest.approx(4 / 11), 2, 3]
