@@ -1,5 +1,6 @@
 """How the target moves: prior annealing as a schedule of controls, Algorithm 1 and sections 3.1 and A.6 of the paper."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -90,16 +91,30 @@ class PriorAnnealing:
         return cls(5_000, 15_000, 40_000, 20_000, learning_rate=1e-3)
 
     @classmethod
-    def paper_cifar(cls, steps_per_epoch: int) -> Self:
-        """The CIFAR-10 experiment of section A.6: 300 epochs, weight decay 5e-4 while training as in its scripts."""
-        epoch = steps_per_epoch
+    def paper_cifar(cls, steps_per_epoch: int, num_epochs: int = 300, sample: bool = False) -> Self:
+        """The CIFAR-10 experiment of section A.6, with weight decay 5e-4 while training as in its scripts.
+
+        Args:
+            steps_per_epoch: batches in one pass over the data, >= 1.
+            num_epochs: the paper's 300, or another number that its phases are shortened or lengthened to, >= 12: half of them
+                train, a sixth raises the prior, a twelfth narrows the spike, the last quarter cools.
+            sample: the Bayesian version, whose last quarter samples at the annealing temperature, 0.01, so that draws (one an
+                epoch: ``num_draws = num_epochs // 4``) can be averaged.
+        """
+        if not steps_per_epoch >= 1 or not num_epochs >= 12:
+            raise ValueError(
+                f"steps_per_epoch must be >= 1 and num_epochs >= 12, got {steps_per_epoch} and {num_epochs}"
+            )
+        ends = [steps_per_epoch * round(num_epochs * share) for share in (1 / 2, 2 / 3, 3 / 4, 1)]
+        train, power, spike, last = (end - begin for begin, end in itertools.pairwise([0, *ends]))
         return cls(
-            *(150 * epoch, 50 * epoch, 25 * epoch, 75 * epoch),
+            *(train, power, spike, 0 if sample else last, last if sample else 0),
             learning_rate=0.1,
             temperature=0.01,
+            sample_temperature=0.01,
             weight_decay=5e-4,
-            learning_rate_drops=(150 * epoch, 225 * epoch),
-            cool_period=epoch,
+            learning_rate_drops=(ends[0], ends[2]),
+            cool_period=steps_per_epoch,
         )
 
     @classmethod
