@@ -1,11 +1,12 @@
 r"""A wanted share of weights: ``anneal(..., keep=0.1)`` moves the spike so that the prior includes as many.
 
 The share that the prior includes at a position is that of the weights beyond the inclusion threshold, which grows with the
-scale of the spike. While the prior is raised (:math:`s` from 0 to 1 over the power phase) the spike is as wide as makes this share
-:math:`k + (1 - k)(1 - s)^3`, the cubic path of Zhu and Gupta (2017): the weights below are drawn to zero, the others are free.
-While the spike is narrowed the share stays, and the threshold is lowered from the smallest weight included to the middle, on a
-logarithmic scale, of the gap between it and the largest one excluded, the variance of the spike by no more than ten times (as
-in section A.6 of the paper). From then on the prior is fixed: it is the final one of the run, its draws, ``mipp``, ``select``.
+scale of the spike. While the prior is raised (:math:`s` from 0 to 1 over the power phase) the spike is as wide as makes this
+share :math:`k + (1 - k)(1 - s)^3`, the cubic path of Zhu and Gupta (2017): the weights below are drawn to zero, the others
+are free. While the spike is narrowed the share stays, and the threshold is lowered from the smallest weight included to the
+middle, on a logarithmic scale, of the gap between it and the largest one excluded, the variance of the spike by no more than
+ten times (as in section A.6 of the paper). From then on the prior is fixed: it is the final one of the run, its draws, ``mipp``
+and ``select``.
 """
 
 import dataclasses
@@ -52,8 +53,8 @@ def law_to_keep(schedule: PriorAnnealing, num_data: int) -> SpikeSlab:
     r"""The prior of weights whose share is given, where none was: one for all weights, as in the paper's image networks.
 
     The slab pulls as the usual weight decay of such networks, 5e-4: :math:`\sigma_1^2 = 1 / (5 \cdot 10^{-4} N)`, the
-    paper's 0.04 at 50,000 rows. The spike moves between half the slab's scale and the narrowest one that the learning rates of the run
-    sample truly (a tenth of the bound of :meth:`PriorAnnealing.check_stability`).
+    paper's 0.04 at 50,000 rows. The spike moves between half the slab's scale and the narrowest one that the learning rates
+    of the run sample truly (a tenth of the bound of :meth:`PriorAnnealing.check_stability`).
     """
     slab = (SLAB_DECAY * num_data) ** -0.5
     ratio = schedule.stability(SpikeSlab(SLAB_PROB, 1.0, 2.0), num_data)
