@@ -308,8 +308,8 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 def agree_but_for_rounding(found: Tensor, expected: Tensor, halved: bool = False) -> bool:
     """Whether two ways of computing the same, operation for operation or not, made the same of it.
 
-    A network of twenty layers with BatchNorm loses three digits of single precision, since a ReLU may go the other way; one that
-    is computed in half precision all but one.
+    A network of twenty layers with BatchNorm loses three digits of single precision, since a ReLU may go the other way; one
+    that is computed in half precision all but one.
     """
     tolerance = _rounding(expected, halved)
     known = expected.isfinite()
