@@ -144,7 +144,6 @@ class _Channels:
         self.layers: list[tuple[fx.Node, nn.Module]] = []
         self.reads: dict[fx.Node, Tensor] = {}
         self.flattened: list[fx.Node] = []
-        self.own = {name for name, _ in network.named_parameters()}
         self.uses = Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
         self.calls = Counter(n.target for n in network.graph.nodes if n.op in ("call_module", "get_attr"))
         for node in network.graph.nodes:
@@ -299,7 +298,6 @@ class _Channels:
             self.calls[name] == 1
             and not (part._forward_hooks or part._forward_pre_hooks)
             and f"{name}.weight" in parameters
-            and parameters.keys() <= self.own
             and all(self.uses[id(p)] == 1 and not self.calls[full] for full, p in parameters.items())
         )
 

@@ -215,31 +215,34 @@ def test_a_channel_goes_where_it_is_zero_whoever_reads_it(join: Callable[[Tensor
         assert widths == (5 - gone, 5 - gone)
 
 
-def test_a_channel_that_is_constant_but_not_zero_stays() -> None:
-    for middle in (
-        nn.BatchNorm2d(6),
-        nn.Sigmoid(),
-        nn.Softplus(),
-        lambda x: x + 1.0,
-        lambda x: 1 - x,
-        lambda x: F.pad(x, [1, 1], value=2.0),
-    ):
-        module = with_zeros(Network(middle))
-        with torch.no_grad():
-            module.first.weight[:3], module.first.bias[:3] = 0.0, 0.0
-        assert compacted(module, 2, 6, 6).get_submodule("first").out_channels == 6
-    for middle in (
-        nn.ReLU(),
-        nn.Tanh(),
-        lambda x: 2.0 * x,
-        lambda x: x / 3,
-        lambda x: F.pad(x, [1, 1, 0, 2]),
-        F.hardswish,
-    ):
-        module = with_zeros(Network(middle))
-        with torch.no_grad():
-            module.first.weight[:3], module.first.bias[:3] = 0.0, 0.0
-        assert compacted(module, 2, 6, 6).get_submodule("first").out_channels == 3
+def with_zero_filters(middle: Any, bias: float = 0.0) -> nn.Module:
+    module = with_zeros(Network(middle))
+    with torch.no_grad():
+        module.first.weight[:3], module.first.bias[:3] = 0.0, bias
+    return module
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        *(nn.BatchNorm2d(6), nn.Sigmoid(), nn.Softplus(), nn.Conv2d(6, 6, 3, groups=6), torch.exp),
+        *(lambda x: x + 1.0, lambda x: 1 - x, lambda x: F.pad(x, [1, 1], value=2.0)),
+    ],
+)
+def test_a_channel_that_is_constant_but_not_zero_stays(middle: Any) -> None:
+    assert compacted(with_zero_filters(middle), 2, 6, 6).get_submodule("first").out_channels == 6
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        *(nn.ReLU(), nn.Tanh(), nn.Conv2d(6, 6, 3, groups=6, bias=False), F.hardswish),
+        *(lambda x: 2.0 * x, lambda x: x / 3, lambda x: F.pad(x, [1, 1, 0, 2])),
+    ],
+)
+def test_a_channel_that_is_zero_after_its_map_goes(middle: Any) -> None:
+    assert compacted(with_zero_filters(middle), 2, 6, 6).get_submodule("first").out_channels == 3
+    assert compacted(with_zero_filters(middle, 0.5), 2, 6, 6).get_submodule("first").out_channels == 6
 
 
 def test_what_changes_in_place_is_read_as_changed() -> None:
@@ -294,7 +297,14 @@ class Hooked(nn.Conv2d):
 @pytest.mark.parametrize(
     "middle",
     [
-        *(nn.GroupNorm(2, 6), nn.Conv2d(6, 6, 1, groups=2), nn.Softmax2d(), nn.PReLU(6), nn.InstanceNorm2d(6)),
+        *(
+            nn.Linear(4, 4),
+            nn.GroupNorm(2, 6),
+            nn.Conv2d(6, 6, 1, groups=2),
+            nn.Softmax2d(),
+            nn.PReLU(6),
+            nn.InstanceNorm2d(6),
+        ),
         *(nn.BatchNorm2d(6, track_running_stats=False), nn.BatchNorm2d(6, affine=False), nn.ChannelShuffle(2)),
         *(lambda x: x.cumsum(1), lambda x: x.flip(1), lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
         *(lambda x: x / x.size(1), lambda x: x * x.shape[1], lambda x: x - x.mean(1, keepdim=True)),
@@ -357,9 +367,8 @@ class Uses(nn.Module):
             x = torch.tanh(self.second(x))
         if self.how == "parameter":
             x = torch.tanh(self.other(x))
-        if self.how == "read":
-            x = x + self.second.bias.sum()
-        return self.last(x)
+        y = self.last(x)
+        return y * self.second.bias.sum() if self.how == "read" else y
 
 
 @pytest.mark.parametrize("how", ["layer", "parameter", "read", "computed"])
@@ -368,7 +377,38 @@ def test_a_parameter_used_twice_keeps_its_channels(how: str) -> None:
     x = images(2, 6, 6)
     small = compact_channels(module, (2, 6, 6))
     assert torch.allclose(outputs(small, x), outputs(module, x), rtol=1e-12, atol=1e-12)
-    assert tuple(small.get_submodule("second").weight.shape) == (6, 6, 1, 1)
+    for name in ("second", "other") if how == "parameter" else ("second",):
+        assert tuple(small.get_submodule(name).weight.shape) == (6, 6, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("scale", "stays"),
+    [
+        *((lambda x: x.size(1), 6), (lambda x: x.shape[1], 6), (lambda x: x.size()[1], 6), (lambda x: x.dim(), 6)),
+        *((lambda x: x.size(0), 3), (lambda x: x.shape[0], 3), (lambda x: x.size()[0], 3)),
+    ],
+)
+def test_a_number_of_channels_that_is_asked_for_stays(scale: Callable[[Tensor], Any], stays: int) -> None:
+    class Sized(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(x) * scale(x)
+
+    module = with_zeros(Sized(nn.Identity()), last=[0, 1, 4])
+    assert compacted(module, 2, 6, 6).get_submodule("first").out_channels == stays
+
+
+@pytest.mark.parametrize(
+    ("middle", "stays"),
+    [
+        *((lambda x: x.mean(1), 4), (lambda x: x.amax(dim=-3), 4), (lambda x: x[:, 0, :], 4)),
+        *((lambda x: x.mean(2), 2), (lambda x: x.sum(dim=-1), 2), (lambda x: x[:, :, 0], 2)),
+    ],
+)
+def test_an_axis_of_as_many_numbers_is_no_channel_axis(middle: Callable[[Tensor], Tensor], stays: int) -> None:
+    """Images of 4 channels, rows and columns, of which one goes."""
+    module = with_zeros(Network(middle, 4, nn.Conv1d(4, 2, 1)), last=[0, 1])
+    assert compacted(module, 2, 6, 6).get_submodule("first").out_channels == stays
 
 
 @pytest.mark.parametrize("kind", ["residual", "flattened", "mobilenet"])

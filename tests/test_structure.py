@@ -533,10 +533,14 @@ def test_what_the_function_depends_on_is_kept_in_any_network(kind: str, activati
     for seed, density in itertools.product(range(3), (0.05, 0.2, 0.5)):
         module = with_statistics(make(activation), seed)
         values, masks = masked(module, density, seed)
+        unread, reader = ("flat", "last") if kind == "several" else ("norm1", "conv2")
+        masks[f"{reader}.weight"][:, 0] = False
+        values[f"{reader}.weight"][:, 0] = 0.0
         pruned, kept = prune(module, values, masks, (), shape)
         x = images(*shape)
         assert same(call(module, pruned, x), call(module, values, x))
-        dropped += sum(int(mask.sum() - kept[name].sum()) for name, mask in masks.items())
+        assert not kept[f"{unread}.weight"][0].any()
+        dropped += int(masks[f"{unread}.weight"][0].sum())
         acts = {name: (g != 0) & kept[name] for name, g in gradients(module, pruned, x).items()}
         needed = {name: (g.abs() > 1e-9) & masks[name] for name, g in gradients(module, values, x).items()}
         for name, mask in kept.items():
@@ -544,7 +548,7 @@ def test_what_the_function_depends_on_is_kept_in_any_network(kind: str, activati
             assert is_scale or not (needed[name] & ~mask).any(), name
             if activation is torch.tanh and kind in ("residual", "several"):
                 assert torch.equal(acts[name], mask), name  # nothing else is kept
-    assert dropped > 100
+    assert dropped > 0
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.Tanh, nn.Hardtanh])
@@ -557,22 +561,29 @@ def test_through_many_layers_nothing_vanishes_and_nothing_saturates(activation: 
         def forward(self, x: Tensor) -> Tensor:
             return x + self.activation(self.norm(self.conv(x)))
 
-    plain = nn.Sequential(
-        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), activation()) for _ in range(100))
-    )
-    for module in (nn.Sequential(*(Block() for _ in range(50)), nn.Flatten()), nn.Sequential(plain, nn.Flatten())):
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), activation())
+
+    def stem() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 5, 1), nn.Conv2d(5, 4, 1))
+
+    for blocks in ([Block() for _ in range(50)], [layer() for _ in range(160)]):
+        module = nn.Sequential(stem(), *blocks, nn.Flatten())
         masks = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in module.named_parameters()}
-        values = {name: p.detach() for name, p in module.named_parameters()}
-        kept = prune(module, values, masks, (), (4, 3, 3))[1]
-        assert all(bool(mask.all()) for mask in kept.values())
-        for name, mask in masks.items():  # one way through a hundred layers
-            if name.endswith("conv.weight") or mask.dim() == 4:
-                mask[1:], mask[:, 1:] = False, False
-            mask[1:] = False
-        values = {name: value * masks[name] for name, value in values.items()}
-        assert all(
-            torch.equal(mask, masks[name]) for name, mask in prune(module, values, masks, (), (4, 3, 3))[1].items()
-        )
+        masks["0.1.weight"][:, 4] = False
+        for one_way in (False, True):
+            for name, mask in masks.items():
+                if one_way and name.startswith("0.0"):
+                    mask[1:4] = False
+                elif one_way:
+                    mask[1:] = False
+                    mask.reshape(len(mask), -1)[:, mask[0, 0].numel() if mask.dim() > 1 else 1 :] = False
+            values = {name: 0.1 * masks[name] * torch.ones(mask.shape) for name, mask in masks.items()}
+            right = masks | {name: masks[name].clone() for name in ("0.0.weight", "0.0.bias")}
+            for name in ("0.0.weight", "0.0.bias"):
+                right[name][4] = False  # nobody reads it
+            kept = prune(module, values, masks, (), (4, 3, 3))[1]
+            assert all(torch.equal(kept[name], mask) for name, mask in right.items())
 
 
 def test_a_batch_norm_of_a_channel_that_is_zero_keeps_its_constant_in_its_bias() -> None:
@@ -598,24 +609,31 @@ def test_a_batch_norm_of_a_channel_that_is_zero_keeps_its_constant_in_its_bias()
 @pytest.mark.parametrize("fixed", ["1.bias", "1.weight"])
 def test_a_constant_that_no_bias_can_take_stays_with_its_scale(fixed: str) -> None:
     module = with_statistics(
-        nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1)), 0, 0.0
+        nn.Sequential(nn.Conv2d(1, 3, 1, bias=False), nn.BatchNorm2d(3), nn.Conv2d(3, 1, 1)), 0, 0.0
     )
     values, masks = masked(module, 1.0, 0)
-    values["0.weight"][1], masks["0.weight"][1] = 0.0, False
+    for name, index in (("0.weight", 1), ("2.weight", (0, 2))):  # channel 1 is zero, nobody reads channel 2
+        values[name][index], masks[name][index] = 0.0, False
     pruned, kept = prune(module, values, masks, (fixed,), (1, 2, 2))
-    assert all(torch.equal(pruned[name], value) for name, value in values.items())
-    assert kept["1.weight"].all() and kept["1.bias"].all()
+    assert kept["0.weight"].flatten().tolist() == [True, False, False]
+    assert all(torch.equal(pruned[name][:2], value[:2]) for name, value in values.items())
+    assert all(kept[f"1.{last}"].tolist() == [True, True, fixed == f"1.{last}"] for last in ("weight", "bias"))
 
 
-def test_running_statistics_may_come_with_the_values() -> None:
-    module = with_statistics(Residual(), 0)
-    values, masks = masked(module, 0.2, 1)
-    right, right_kept = prune(module, values, masks, (), (2, 5, 5))
+@pytest.mark.parametrize("fixed", [set(), {"norm1.bias"}])
+def test_running_statistics_may_come_with_the_values(fixed: set[str]) -> None:
+    module = with_statistics(Residual(), 0, 0.0)
+    values, masks = masked(module, 0.9, 1, frozenset(fixed))
+    masks["conv1.weight"][1], values["conv1.weight"][1] = False, 0.0
+    masks["norm1.weight"][1], values["norm1.weight"][1] = True, 2.0
+    masks["conv2.weight"][:, 3], values["conv2.weight"][:, 3] = False, 0.0
+    right, right_kept = prune(module, values, masks, fixed, (2, 5, 5))
+    assert bool(right_kept["norm1.weight"][1]) == bool(fixed) and not right_kept["conv1.weight"][3].any()
     statistics = {name: buffer.clone() for name, buffer in module.named_buffers() if "running" in name}
     assert statistics
     bare = Residual().double().eval()  # with means 0 and variances 1
     every = masks | {name: torch.ones_like(value, dtype=torch.bool) for name, value in statistics.items()}
-    pruned, kept = prune(bare, values | statistics, every, set(statistics), (2, 5, 5))
+    pruned, kept = prune(bare, values | statistics, every, fixed | set(statistics), (2, 5, 5))
     assert all(torch.equal(pruned[name], value) for name, value in (right | statistics).items())
     assert all(torch.equal(kept[name], mask) for name, mask in right_kept.items())
     assert all(bool(kept[name].all()) for name in statistics)
@@ -642,14 +660,18 @@ def test_a_batch_norm_called_twice_is_folded_only_where_both_channels_are_zero()
 
 
 def test_weights_that_two_batch_norms_share_stay() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
-    module[3].weight, module[3].bias = module[1].weight, module[1].bias
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)
+    )
+    module[4].weight, module[4].bias = module[1].weight, module[1].bias
     module = with_statistics(module, 0, 0.0)
     values, masks = masked(module, 1.0, 0)
     values["0.weight"][1], masks["0.weight"][1] = 0.0, False
+    values["3.weight"][:, 2], masks["3.weight"][:, 2] = 0.0, False
     pruned, kept = prune(module, values, masks, (), (1, 2, 2))
-    assert all(bool(mask.all()) for name, mask in kept.items() if name != "0.weight")
-    assert all(torch.equal(pruned[name], value) for name, value in values.items())
+    assert not kept["2.weight"][2].any()
+    assert all(torch.equal(kept[name][:2], mask[:2]) for name, mask in masks.items())
+    assert all(torch.equal(pruned[name][:2], value[:2]) for name, value in values.items())
 
 
 @pytest.mark.parametrize(
@@ -657,27 +679,31 @@ def test_weights_that_two_batch_norms_share_stay() -> None:
     [
         nn.MaxPool2d(2),
         nn.MaxPool2d(3, 2, 1),
-        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.MaxPool2d(2, 3, ceil_mode=True),
         nn.AdaptiveMaxPool2d(1),
         *(nn.AdaptiveMaxPool2d((2, 1)), lambda x: x.amax((2, 3)), lambda x: torch.amax(x, -1, keepdim=True)),
         lambda x: torch.maximum(x[:, :1], x[:, 1:]),
-        lambda x: F.max_pool2d(x, 4, stride=1, padding=2),
+        lambda x: F.max_pool2d(x, 2, stride=1),
     ],
 )
 def test_a_maximum_may_be_any_of_its_numbers(maximum: Callable[[Tensor], Tensor]) -> None:
+    """Of images of 2 x 2 each corner sees another part of the kernel."""
+
     class Maximal(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.last = nn.Conv2d(1, 2, 3, padding=1), nn.LazyLinear(1)
+            self.conv, self.last = nn.Conv2d(1, 3, 3, padding=1), nn.LazyLinear(1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(maximum(torch.relu(self.conv(x))).flatten(1))
+            return self.last(maximum(torch.relu(self.conv(x))[:, :2]).flatten(1))
 
     module = Maximal().double()
-    module(images(1, 4, 4))
+    module(images(1, 2, 2))
     values = {name: torch.ones_like(p) for name, p in module.named_parameters()}
     masks = {name: value != 0 for name, value in values.items()}
-    assert all(bool(mask.all()) for mask in prune(module, values, masks, (), (1, 4, 4))[1].values())
+    kept = prune(module, values, masks, (), (1, 2, 2))[1]
+    assert not kept["conv.weight"][2].any() and not kept["conv.bias"][2]  # which is not read
+    assert kept["conv.weight"][:2].all() and kept["conv.bias"][:2].all() and kept["last.weight"].all()
 
 
 def test_a_kernel_s_rim_that_sees_nothing_but_padding_is_dropped() -> None:
@@ -697,6 +723,14 @@ def test_a_network_that_the_probe_cannot_follow_is_left_whole() -> None:
     assert all(
         torch.equal(kept[name], mask) and torch.equal(pruned[name], values[name]) for name, mask in masks.items()
     )
+
+
+def test_what_is_fixed_stays_though_it_is_dead() -> None:
+    module = Skip().double()
+    values, masks = masked(module, 1.0, 0)
+    masks["second.weight"][:], values["second.weight"][:] = False, 0.0
+    kept = prune(module, values, masks, ("first.weight",))[1]
+    assert kept["first.weight"].all() and not kept["first.bias"].any() and kept["direct.weight"].all()
 
 
 def test_prune_leaves_the_module_and_what_it_is_given() -> None:
