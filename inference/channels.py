@@ -103,7 +103,7 @@ def _traced(module: nn.Module, input_shape: Sequence[int]) -> fx.GraphModule:
         graph = _Tracer().trace(module)
     except Exception as error:  # whatever control flow on a proxy raises
         raise ValueError(f"module must be one that torch.fx can trace, got {name} ({error})") from error
-    network = fx.GraphModule(copy.deepcopy(module), graph, name).eval()
+    network = fx.GraphModule(module, graph, name).eval()
     like = next((p.detach() for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(2, *input_shape, generator=generator).to(like)
@@ -215,16 +215,14 @@ class _Channels:
             return self._concatenate(node, len(shape))
         if len(tensors) == 2:
             return name in TOGETHER and self._join(node, name, tensors[0], tensors[1], shape)
-        return self._map(node, name, tensors[0], shape)
+        return self._map(node, name, tensors[0])
 
-    def _map(self, node: fx.Node, name: str, source: fx.Node, shape: torch.Size) -> bool:
+    def _map(self, node: fx.Node, name: str, source: fx.Node) -> bool:
         numbers, is_zero = self.numbers[source], self.is_zero[source]
-        if name in ELEMENTWISE_NAMES and shape == self.shapes[source]:
+        if name in ELEMENTWISE_NAMES:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: torch.zeros(()))
             target: Any = getattr(torch.Tensor, name) if node.op == "call_method" else node.target
             return self._set_elementwise(node, name, source, is_zero & bool(target(*args, **kwargs) == 0))
-        if shape[:2] != (self.shapes[source] or ())[:2]:
-            return False
         if name in POOLING_NAMES or _keeps_channels(node, name, len(self.shapes[source] or ())):
             return self._set(node, numbers, is_zero)
         return False

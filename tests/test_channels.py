@@ -226,7 +226,7 @@ def with_zero_filters(middle: Any, bias: float = 0.0) -> nn.Module:
     "middle",
     [
         *(nn.BatchNorm2d(6), nn.Sigmoid(), nn.Softplus(), nn.Conv2d(6, 6, 3, groups=6), torch.exp),
-        *(lambda x: x + 1.0, lambda x: 1 - x, lambda x: F.pad(x, [1, 1], value=2.0)),
+        *(lambda x: x + 1.0, lambda x: 1 - x, lambda x: x + x.size(0), lambda x: F.pad(x, [1, 1], value=2.0)),
     ],
 )
 def test_a_channel_that_is_constant_but_not_zero_stays(middle: Any) -> None:
@@ -493,6 +493,11 @@ def test_it_is_written_as_onnx(small: nn.Module, optional_import: Callable[[str]
     onnx = pytest.importorskip("onnx")
     torch.onnx.export(small, (images(3, 8, 8, dtype=torch.float32),), tmp_path / "small.onnx")
     onnx.checker.check_model(str(tmp_path / "small.onnx"))
+
+
+def test_a_module_in_training_is_left_so() -> None:
+    module = Network(nn.BatchNorm2d(6)).train()
+    assert not compact_channels(module, (2, 6, 6)).training and all(part.training for part in module.modules())
 
 
 def test_bad_arguments_are_refused() -> None:
