@@ -37,9 +37,11 @@ def descend(
 
     Args:
         start, kept, precision: (coordinate,); of the normal prior that stays in.
-        schedule: of a train phase alone; its weight decay acts on kept coordinates too.
+        schedule: of a train phase alone; its weight decay acts on those of networks.
     """
-    decayed = kept * (precision / spec.num_data + schedule.weight_decay)
+    layout = spec.layout
+    networks = layout.flat({site.name: float(site.kind != "latent") for site in layout.sites}, 0.0, start)
+    decayed = kept * (precision / spec.num_data + schedule.weight_decay * networks)
     table = Table(replace(schedule, weight_decay=1.0), start)
     batches = spec.batches(seed, 0, start.device)
     potential = Potential(spec, start, (batches(0), batches(1)))

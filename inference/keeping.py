@@ -43,6 +43,12 @@ def check_keep(keep: float, schedule: PriorAnnealing, num_chains: int, layout: L
             raise ValueError(f"{phase} must be >= 1 with keep, to reach the share and then hold it, got 0")
     if not layout.spike_slab_sites():
         raise ValueError("keep must be None for a model without a spike-and-slab site, got a number")
+    laws = [site.law for site in layout.sites if site.law is not None]
+    if not any(bool((law.initial_spike_scale > law.spike_scale).any()) for law in laws):
+        raise ValueError(
+            "initial_spike_scale must exceed spike_scale with keep, which moves the spike between them, got them equal at "
+            "every site: leave the prior unset"
+        )
 
 
 def _fixed_steps(schedule: PriorAnnealing) -> int:
@@ -118,7 +124,9 @@ class Keeping:
             return widest
         narrowest, _ = _where_it_ends(lambda u: _num_included(weights, u) <= wanted)
         done = min((since - self._power) / max(self._spike, 1), 1.0) if number < self.end else 1.0
-        start, end, begun, gap = (_variance(weights[0][0], u) for u in (0.0, 1.0, widest, narrowest))
+        # Of spikes of several scales the one that moves most: no other narrows more.
+        law = max((law for law, _ in weights), key=lambda law: _variance(law, 0.0) / _variance(law, 1.0))
+        start, end, begun, gap = (_variance(law, u) for u in (0.0, 1.0, widest, narrowest))
         variance = max(begun * NARROWING**-done, math.sqrt(begun * gap), end)
         return float(min(max((start - variance) / (start - end), 0.0), 1.0))
 

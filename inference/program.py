@@ -38,7 +38,8 @@ def tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     if any(_mutates(node.target) for node in graph.graph.nodes):
         return graph
     random = {node.target.overloadpacket for node in graph.graph.nodes if is_random(node)}
-    merged = CSEPass(random)(graph)
+    # A BatchNorm advances its statistics, which its schema does not say: called twice, it does so twice.
+    merged = CSEPass(random | {torch.ops.aten.native_batch_norm})(graph)
     graph = merged.graph_module if merged is not None else graph
     known: dict[torch.fx.Node, Tensor] = {}
     for node in graph.graph.nodes:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -191,8 +192,9 @@ class Fit:
         sparse = next(iter(candidates.values())) if name is None else candidates[f"{name}."]
         module: nn.Module = copy.deepcopy(sparse.module)
         with torch.no_grad():
-            for parameter, site in self.layout.of_module(sparse).items():
-                module.get_parameter(parameter).copy_(self.values[site.name])
+            own = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+            for part, site in self.layout.of_module(sparse).items():
+                own[part].copy_(self.values[site.name])
         return module.eval()
 
     def compact(self, name: str | None = None) -> nn.Sequential:

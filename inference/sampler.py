@@ -5,6 +5,7 @@ import json
 import operator
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -136,8 +137,8 @@ def anneal(
         raise ValueError(f"num_chains must be a multiple of the {processes} processes, got {num_chains}")
     spec = inspect(model, data, batch_size, seed, augment)
     if keep is not None:
-        check_keep(keep, schedule, num_chains, spec.layout)
         spec = prepared(spec, schedule)
+        check_keep(keep, schedule, num_chains, spec.layout)
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     schedule.check_stability(laws, spec.num_data)
     if sparse_draws and not laws:
@@ -255,9 +256,16 @@ def _given(
         "schedule": asdict(schedule),
         **{"seed": seed, "num_draws": num_draws, "num_chains": num_chains},
         "input_names": None if names is None else list(names),
-        "augment": None if spec.augment is None else getattr(spec.augment, "__qualname__", None) or repr(spec.augment),
+        "augment": _name_of(spec.augment),
         **{"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()},
     }
+
+
+def _name_of(augment: Augment | None) -> str | None:
+    """What tells one augmentation from another, in every process."""
+    if augment is None:
+        return None
+    return getattr(augment, "__qualname__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(augment))
 
 
 def _computed_by(potential: Potential, kind: str) -> dict[str, Any]:

@@ -115,7 +115,11 @@ class SparseModule(PyroModule):
             name: self._buffer(name, b, floating) for name, b in self.module.named_buffers() if name not in uncounted
         }
         state: Any = values | buffers | dict.fromkeys(uncounted)
-        return torch.func.functional_call(self.module, state, args, kwargs)
+        result = torch.func.functional_call(self.module, state, args, kwargs)
+        for name, buffer in buffers.items():
+            if state[name] is not buffer:  # the module has set another tensor in its place
+                buffer.copy_(state[name].detach())
+        return result
 
     def _buffer(self, name: str, buffer: Tensor, floating: torch.dtype) -> Tensor:
         """A copy of a buffer, or what a handler makes of it: the network is left as it was."""

@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_sparse as ps
-from pyro_sparse.inference import sampler
+from pyro_sparse.inference import inspection, sampler
 from pyro_sparse.inference.inspection import inspect
 from pyro_sparse.inference.potential import Potential
 
@@ -343,9 +343,50 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_before_the_run(name: str) -> None:
+    """With batches of 5 the model is looked at with 10 rows."""
     model, data, options, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         quick(model, data, **options)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, options, _) in REFUSED.items() if "batch_size" in options])
+def test_refused_in_the_same_words_where_it_is_looked_at_with_all_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def whole(model: Model, data: tuple[Tensor, ...], batch_size: int | None, seed: int) -> Any:
+        return inspection.trace_at_start(model, data, seed, 0), data
+
+    monkeypatch.setattr(inspection, "_first_look", whole)
+    test_refused_before_the_run(name)
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_a_model_is_given_two_batches_of_rows_at_most(num_chains: int) -> None:
+    seen: set[int] = set()
+
+    def counting(x: Tensor, y: Tensor | None = None) -> None:
+        seen.add(len(x))
+        linear(x, y)
+
+    for schedule in (QUICK, ps.PriorAnnealing(5, 5, 5, 0, 10, learning_rate=1e-3)):
+        quick(counting, batch_size=5, num_chains=num_chains, schedule=schedule)
+    assert seen == {5, 10}
+    seen.clear()
+    quick(counting, batch_size=10, num_chains=num_chains)  # all rows are two batches
+    assert seen == {10, 20}
+
+
+def test_a_model_that_draws_its_own_rows_is_given_them_all() -> None:
+    """And with the same size given, after one try with two batches."""
+    seen: set[int] = set()
+
+    def counting(x: Tensor, y: Tensor) -> None:
+        seen.add(len(x))
+        subsampling(x, y)
+
+    own, given = (quick(counting, batch_size=size) for size in (None, 5))
+    assert seen == {10, N} and own.spec.subsamples_itself and given.spec.subsamples_itself
+    assert torch.equal(own.draws, given.draws)
 
 
 @pytest.mark.parametrize(
