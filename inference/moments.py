@@ -31,7 +31,8 @@ class Moments:
         off = weights - mean
         mean += off / count
         deviation += off * (weights - mean)
-        laws = [(site.law, part) for site, part in self._layout.parts(position) if site.law is not None]
+        # Draws come from the host, laws are where the model is.
+        laws = [(site.law.to(part), part) for site, part in self._layout.parts(position) if site.law is not None]
         inclusion += (
             torch.cat([law.inclusion_probability(part).reshape(-1) for law, part in laws]) - inclusion
         ) / count
