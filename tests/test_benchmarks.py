@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +18,18 @@ import numpy as np
 import pytest
 import torch
 
+import pyro_sparse as ps
 from pyro_sparse.datasets import paper_regression
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("common", "interval_coverage", "real_data", "regression_table", "rivals", "runs", "truths", "validity")
+NAMES = (
+    *("cifar_table", "common", "gpu", "interval_coverage", "real_data", "regression_table", "rivals", "runs", "truths"),
+    "validity",
+)
+DATA = Path(os.environ.get("PYRO_SPARSE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+needs_data = pytest.mark.skipif(
+    not (DATA / "load.py").exists(), reason=f"no images in {DATA}; PYRO_SPARSE_DATA names another folder"
+)
 
 
 @pytest.fixture
@@ -160,8 +171,6 @@ def test_evidence_is_exact_for_a_linear_network(load: Any) -> None:
     """Laplace's approximation has no error where the log-posterior is quadratic: against the normal law of y."""
     import pyro
     import pyro.distributions as dist
-
-    import pyro_sparse as ps
 
     evidence = load("rivals.evidence")
     x = torch.randn(40, 2)
@@ -345,10 +354,158 @@ def test_every_script_can_be_imported(load: Any, monkeypatch: pytest.MonkeyPatch
     runpy.run_path(str(BENCHMARKS / script), run_name="imported")
 
 
-def smoke(script: str, output: Path) -> list[dict[str, Any]]:
+def image_task(load: Any, setting: str = "keep", **changed: Any) -> Any:
+    settings = {"depth": 8, "keep": 0.1, "seed": 1, "epochs": 12, "width": 2, "precision": "float32"}
+    return load("gpu.cifar").Task(setting, **settings | {"erase_prob": 0.5, "batch": 20} | changed)
+
+
+def test_runs_on_images_are_read_and_named(load: Any) -> None:
+    cifar = load("gpu.cifar")
+    assert cifar.parsed("20:0.1:1-2,32:0.05:7") == [(20, 0.1, 1), (20, 0.1, 2), (32, 0.05, 7)]
+    tasks = [image_task(load, **{name: value}) for name, value in (("seed", 2), ("keep", 0.2), ("erase_prob", 0.0))]
+    assert len({task.name for task in [image_task(load), image_task(load, "dense"), *tasks]}) == 5
+
+
+def test_the_papers_two_readings_of_its_spike(load: Any) -> None:
+    """Variances at the end and at the start, of the text and a tenth of them of the scripts."""
+    for setting, factor in (("paper-text", 1.0), ("paper-scripts", 0.1)):
+        task = image_task(load, setting, depth=20)
+        law = task.law
+        found = [float(scale) for scale in (law.spike_scale**2, law.initial_spike_scale**2, law.slab_scale**2)]
+        assert found == pytest.approx([6e-5 * factor, 6e-4 * factor, 0.04]) and float(law.slab_prob) == pytest.approx(
+            1e-9
+        )
+        assert task.share is None and task.schedule(50_000).last_phase == "sample"
+    assert image_task(load).law is None and image_task(load).share == 0.1
+    dense = image_task(load, "dense", epochs=300, batch=128).schedule(50_000)
+    assert [dense.at(390 * epoch).learning_rate for epoch in (0, 149, 150, 224, 225, 299)] == pytest.approx(
+        [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    )
+    assert dense.num_steps == 390 * 300 and dense.last_phase == "train"
+    assert (dense.at(0).weight_decay, dense.at(0).friction, dense.at(0).temperature) == (5e-4, 0.1, 0.0)
+
+
+def test_the_network_of_images_is_the_librarys_and_its_program_is_fit_for_a_card(load: Any) -> None:
+    """Channels last and in bfloat16, where the library's own pooling would set strides in place."""
+    import pyro_sparse.inference.program as program
+    from pyro_sparse.inference.inspection import inspect, start
+    from pyro_sparse.inference.potential import Potential
+
+    cifar = load("gpu.cifar")
+    images, labels = cifar.random_data(40, "cpu").train
+    net = cifar.network(8, 2, seed=3)
+    torch.manual_seed(3)
+    right = torch.nn.Sequential(ps.Normalize(cifar.CIFAR10_MEAN, cifar.CIFAR10_STD), ps.resnet(8, width=2))
+    assert torch.allclose(cifar.logits_of(net, images, "float32"), right(images), atol=1e-5)
+    low = cifar.logits_of(net, images, "bfloat16").detach()
+    assert low.dtype == torch.float32 and 1e-5 < float((low - right(images)).abs().max()) < 0.1
+    task = image_task(load, "dense", precision="bfloat16")
+    spec = inspect(task.model(40, torch.zeros(0)), (images, labels), 20, 0, task.augment)
+    batches = spec.batches(0, 0, torch.device("cpu"))
+    potential = Potential(spec, start(spec, 0, 0, False), (batches(0), batches(1)))
+    assert potential.kind == "traced" and potential.is_halved
+    nodes = list(potential.program.graph.nodes)
+    assert not [node for node in nodes if program._mutates(node.target)]
+    assert not [node for node in nodes if "lift_fresh" in str(node.target)]  # copies of what the host holds
+
+
+def test_time_that_is_over_interrupts_and_time_that_is_not_does_not(load: Any) -> None:
+    cifar = load("gpu.cifar")
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), cifar.interrupted_at(begun + 0.05):
+        time.sleep(10)
+    assert time.monotonic() < begun + 5  # whatever the process waits for
+    with cifar.interrupted_at(time.monotonic() + 0.2):
+        pass
+    time.sleep(0.4)
+
+
+def test_measures_of_images_by_hand(load: Any) -> None:
+    """Three test images of which the second is wrong and the third all but certain, then two unfamiliar ones."""
+    cifar = load("gpu.cifar")
+    images = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
+    data = cifar.Data((images, torch.zeros(3).long()), (images, torch.tensor([0, 0, 1])), images[:2], "made up")
+    probs = np.array([[0.8, 0.2], [0.4, 0.6], [0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])
+    row = cifar.measures(data, probs)
+    assert row["accuracy"] == pytest.approx(2 / 3) and row["nll"] == pytest.approx(-math.log(0.8 * 0.4) / 3)
+    assert row["brier"] == pytest.approx((2 * 0.04 + 2 * 0.36) / 3)
+    assert (row["test_outside"], row["svhn_outside"]) == (pytest.approx(1 / 3), 0.5)
+    assert row["js_distance"] == ps.js_distance(probs[:3], probs[3:])
+    assert "js_distance" not in cifar.measures(data, np.tile([[1.0, 0.0]], (5, 1)))
+
+
+def test_shares_kept_of_all_parameters_and_of_layers(load: Any) -> None:
+    """A convolution of 4 x 3 weights and a BatchNorm of 4 + 4, of two draws; buffers do not count."""
+    from pyro_sparse.inference.inspection import inspect
+
+    net = ps.sparsify(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1, bias=False), torch.nn.BatchNorm2d(4)), ps.SpikeSlab(0.1, 0.1, 1.0)
+    )
+
+    def model(x: torch.Tensor) -> None:
+        import pyro
+        import pyro.distributions as dist
+
+        mean = net(x).mean((1, 2, 3))
+        with pyro.plate("rows", 8, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.zeros(len(x)))
+
+    spec = inspect(model, torch.randn(8, 3, 2, 2), 4, 0)
+    kept = torch.zeros(2, spec.layout.num_coordinates, dtype=torch.bool)
+    kept[0, :6], kept[1, :14] = True, True
+    kept[:, -8:] = True  # running means and variances
+    run = type("Run", (), {"spec": spec})
+    found = load("gpu.cifar").kept_shares(run, kept)
+    assert found == {"kept": pytest.approx((6 + 14) / 40), "kept_of_layers": pytest.approx((6 + 12) / 24)}
+
+
+def made_up_rows(predictor: str, **changed: Any) -> dict[str, Any]:
+    row = {"kind": "predicted", "smoke": False, "card": "a card", "data": "torchvision", "setting": "keep", "depth": 20}
+    row |= {"keep": 0.1, "seed": 1, "epochs": 300, "precision": "bfloat16", "erase_prob": 0.5, "train_rows": 50_000}
+    row |= {"svhn_rows": 26_032, "predictor": predictor, "kept": 0.1, "accuracy": 0.92, "nll": 0.25, "ece": 0.01}
+    return row | {"js_distance": 9.0} | changed
+
+
+def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
+    """Means over seeds beside the paper's rows; of a figure that was measured twice the last; lines for what departs."""
+    table, common = load("cifar_table"), load("common")
+    rows = [
+        made_up_rows("average", accuracy=0.5),
+        made_up_rows("average", kept=0.0996, accuracy=0.92),
+        made_up_rows("average", seed=2, kept=0.1004, accuracy=0.93, nll=0.27),
+        made_up_rows("average", epochs=100, accuracy=0.91, svhn_rows=10_000),
+        made_up_rows("anneal", depth=32, keep=0.05, erase_prob=0.0),
+        made_up_rows("dense", setting="dense", keep=1.0, kept=1.0, accuracy=0.931),
+        made_up_rows("anneal", setting="paper-text", kept=0.3),
+        made_up_rows("average", smoke=True, seed=3, accuracy=0.1),
+        {"kind": "done", "smoke": False, "card": "a card"},
+    ]
+    for row in rows:
+        common.append_row(tmp_path / "gpu_cifar_1.jsonl", row)
+    found = table.measured(tmp_path)
+    assert len(found) == 7
+    lines = table.report(found, [1, 2]).splitlines()
+    own = "| **average over sparse draws** | - | 92.50 (0.71) [10.00 (0.06)] | - | - |"
+    assert lines[lines.index(own) + 2].startswith("| BNN_average, paper | 92.53 [19.85] | 91.65 [9.88] |")
+    assert "| **average over sparse draws, 100 epochs** | - | 91.00 [10.00] | - | - |" in lines
+    assert "| **selected and refitted, erasing 0.0** | - | - | - | 92.00 [10.00] |" in lines
+    assert "| **dense, SGD** | 93.10 | 93.10 | - | - |" in lines
+    assert "| **average over sparse draws** | - | 0.2600 (0.0141) / 9.00 (0.00) / 0.0100 (0.0000) | - | - |" in lines
+    assert "| as the text has them, selected and refitted | - | 92.00 [30.00] | - | - |" in lines
+    assert sum("10000 images of SVHN" in line for line in lines) == 1
+    start = "python benchmarks/gpu/cifar.py --setting"
+    commands = [line for line in lines if line.startswith(start)]
+    assert commands[1] == f"{start} dense --runs 32:1:1,20:1:2,32:1:2 --stages run --data DIR --folder RUNS"
+    assert commands[2].startswith(f"{start} paper-text --runs 20:0.2:1,32:0.1:1,32:0.05:1,20:0.2:2,20:0.1:2")
+    # An average alone is no full set of predictors, and 300 epochs without erasing are not the paper's.
+    assert commands[0].startswith(f"{start} keep --runs 20:0.2:1,20:0.1:1,32:0.1:1,32:0.05:1,20:0.2:2")
+    assert "no card yet" in table.report([], [1]) and table.report([], [1]).count(start) == 4
+
+
+def smoke(script: str, output: Path, *options: str) -> list[dict[str, Any]]:
     """The rows of a script for a card, run on the CPU."""
     command = [sys.executable, str(BENCHMARKS / "gpu" / script), "--smoke", "--device", "cpu", "--output", str(output)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run([*command, *options], check=True, capture_output=True)
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -365,3 +522,71 @@ def test_the_step_for_a_card_runs_on_the_cpu(tmp_path: Path) -> None:
     assert rows[1]["float32"] < 1e-5 < rows[1]["bfloat16"] < 0.1
     methods = ["SGD", "foreach", "plain", "graph", "compiled graph"]
     assert [row["method"] for row in rows[2:]] == methods and all(row["milliseconds"] > 0 for row in rows[2:])
+
+
+@pytest.mark.slow
+def test_the_images_for_a_card_run_on_the_cpu(tmp_path: Path) -> None:
+    rows = smoke("cifar.py", tmp_path / "rows.jsonl", "--folder", str(tmp_path / "runs"), "--precision", "bfloat16")
+    kinds = ["check", "epoch", "epoch", "annealed", *["predicted"] * 4, "done"]
+    assert [row["kind"] for row in rows] == kinds
+    assert rows[0]["float32"] < 1e-4 < rows[0]["bfloat16"] < 0.05 and rows[0]["program"] == "traced"
+    assert [row["predictor"] for row in rows[4:8]] == ["average", "anneal", "refreshed", "whole"]
+    again = smoke(
+        "cifar.py",
+        tmp_path / "rows.jsonl",
+        "--folder",
+        str(tmp_path / "runs"),
+        "--precision",
+        "bfloat16",
+        "--stages",
+        "run",
+    )
+    assert again == rows  # what is there is not made again
+    dense = smoke(
+        "cifar.py",
+        tmp_path / "dense.jsonl",
+        "--folder",
+        str(tmp_path / "runs"),
+        "--setting",
+        "dense",
+        "--stages",
+        "run",
+    )
+    assert [row["kind"] for row in dense] == ["annealed", "predicted", "done"] and dense[1]["kept"] == 1
+    late = smoke(
+        "cifar.py",
+        tmp_path / "late.jsonl",
+        "--folder",
+        str(tmp_path / "late"),
+        "--stages",
+        "run",
+        "--minutes",
+        "0.0001",
+    )
+    assert [row["kind"] for row in late] == ["left"]
+
+
+@pytest.mark.slow
+@needs_data
+def test_real_images_are_learned_by_a_tenth_of_the_weights_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    """5,000 of them, a narrow network of eight layers, 12 epochs: far from the tables, but all of the way there."""
+    output, runs = tmp_path / "rows.jsonl", tmp_path / "runs"
+    command = [sys.executable, str(BENCHMARKS / "gpu" / "cifar.py"), "--smoke", "--device", "cpu", "--no-erasing"]
+    command += ["--data", str(DATA), "--rows", "5000", "--width", "8", "--stages", "run", "--minutes", "60"]
+    command += ["--folder", str(runs), "--output", str(output)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while first.poll() is None and not list(runs.glob("*/.checkpoint.npz")):
+        time.sleep(0.5)
+    first.send_signal(signal.SIGINT)
+    assert first.wait() == 0
+    subprocess.run(command, check=True, capture_output=True)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["stopped", "annealed", *["predicted"] * 4, "done"]
+    assert "resume=True goes on" in rows[0]["stopped"] and rows[1]["resumed"]
+    for row in rows[2:6]:
+        wanted = 1.0 if row["predictor"] == "whole" else 0.1
+        assert row["kept"] == pytest.approx(wanted, abs=0.003), row["predictor"]
+        assert 0 < row["nll"] < 3 and 0 <= row["brier"] <= 2 and 0 < row["ece"] < 0.5 and row["js_distance"] > 0
+        assert row["test_rows"] == row["svhn_rows"] == 2_500 and row["test_outside"] == row["svhn_outside"] == 0
+    accuracy = {row["predictor"]: row["accuracy"] for row in rows[2:6]}
+    assert min(accuracy[name] for name in ("anneal", "refreshed", "whole")) > 0.3, accuracy
