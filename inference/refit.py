@@ -127,6 +127,11 @@ class Fit:
 
     @cached_property
     def _link_jacobian(self) -> Tensor:
+        if self.by_batches:
+            raise ValueError(
+                "intervals and covariances are those of a maximum, which a refit by batches does not reach: end the schedule "
+                "with sample_steps and average over draws, ps.predict(run, x)"
+            )
         return self._all_derivatives(self.family.link, self.data)
 
     @cached_property
@@ -146,7 +151,7 @@ class Fit:
         """The Fisher information of the kept weights.
 
         Raises:
-            ValueError: where the response is none that intervals are known for.
+            ValueError: where the response is none that intervals are known for, or the refit was by batches.
         """
         link, response = self.evaluate(self.family.link, self.data), self.response.observed(self.values)
         rooted = self.family.root(link).mT @ self._link_jacobian[..., self.matters]
@@ -357,7 +362,9 @@ def refit(
             weighs every row once. For a run whose rows came from a DataLoader, without ``data``.
     """
     if data is not None:
-        run = dataclasses.replace(run, spec=inspect(run.spec.model, data, None, run.seed))
+        is_batched = schedule is not None or run.spec.layout.num_buffers > 0
+        spec = inspect(run.spec.model, data, run.spec.batch_size if is_batched else None, run.seed)
+        run = dataclasses.replace(run, spec=spec)
     if schedule is not None or _is_large(run, structure):
         return _refit_by_batches(run, structure, keep_slab, site, schedule, progress)
     if run.spec.loader is not None:

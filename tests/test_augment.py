@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_sparse as ps
+from pyro_sparse.inference import step as steps
 from pyro_sparse.inference import store
 from pyro_sparse.inference.inspection import inspect
 from pyro_sparse.inference.minibatch import Batches
@@ -82,6 +83,16 @@ def test_a_run_on_augmented_rows_is_that_on_such_rows() -> None:
     assert torch.allclose(annealed(augment=tripled).draws, annealed((3 * X, Y), augment=None).draws, atol=1e-6)
     assert not torch.isclose(annealed().draws, annealed(augment=None).draws).any()
     assert torch.equal(X, before) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_graph_is_given_the_rows_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a card: warmed up as one, then what it would replay."""
+    expected = annealed(num_chains=2)
+    monkeypatch.setattr(steps, "has_graphs", lambda device: True)
+    monkeypatch.setattr(steps, "captured", lambda call, device: [call() for _ in range(steps.WARM_UPS)] and call)
+    run = annealed(num_chains=2)
+    assert run.trace.attrs["program"] == "traced as a CUDA graph"
+    assert torch.allclose(run.draws, expected.draws, atol=1e-6)
 
 
 def test_the_step_is_sgd_on_the_augmented_batch() -> None:

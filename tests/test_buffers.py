@@ -16,7 +16,8 @@ import xarray as xr
 from torch import Tensor, nn
 
 import pyro_sparse as ps
-from pyro_sparse.inference import potential, sampler, store
+from pyro_sparse.inference import potential, sampler, sghmc, store
+from pyro_sparse.inference import step as steps
 from pyro_sparse.inference.inspection import inspect, start
 from pyro_sparse.inference.minibatch import Batches
 
@@ -107,7 +108,6 @@ def trained(module: nn.Module, x: Tensor, y: Tensor, chain: int, twice: bool = F
 @pytest.mark.parametrize(
     ("name", "way", "dtype", "twice"),
     [
-        ("table", "traced", torch.float32, False),
         ("table", "traced", torch.float64, True),
         ("table", "eager", torch.float64, True),
         ("image", "traced", torch.float64, False),
@@ -115,6 +115,8 @@ def trained(module: nn.Module, x: Tensor, y: Tensor, chain: int, twice: bool = F
         ("in place", "traced", torch.float64, True),
         ("another tensor", "traced", torch.float64, True),
         ("another tensor", "eager", torch.float32, False),
+        ("table", "traced as a CUDA graph", torch.float64, True),
+        ("image", "traced as a CUDA graph", torch.float32, False),
         pytest.param("table", "compiled", torch.float64, True, marks=needs_compiler),
         pytest.param("image", "compiled", torch.float32, False, marks=[needs_compiler, pytest.mark.slow]),
     ],
@@ -125,6 +127,9 @@ def test_without_noise_and_prior_a_run_is_sgd_of_plain_pytorch(
     """Weights and statistics after every step, of two chains that run together where they can."""
     if way == "eager":
         monkeypatch.setattr(potential, "make_fx", None)
+    if way == "traced as a CUDA graph":  # without a card: warmed up as one, then what it would replay
+        monkeypatch.setattr(steps, "has_graphs", lambda device: True)
+        monkeypatch.setattr(steps, "captured", lambda call, device: [call() for _ in range(steps.WARM_UPS)] and call)
     monkeypatch.setattr(sampler, "repays_compiling", lambda num_steps, num_coordinates: way == "compiled")
     module, x, y = made(name, dtype)
     net, model = sparse(module, twice)
@@ -169,6 +174,22 @@ def test_what_stands_still_is_no_part_of_a_draw() -> None:
     assert not net.module.training
 
 
+def test_they_are_at_rest_in_the_state() -> None:
+    state = sghmc.State(torch.randn(2, 7), torch.randn(2, 7))
+    new = sghmc.with_buffers(state, torch.ones(2, 3))
+    assert torch.equal(new.position, torch.cat([state.position[:, :4], torch.ones(2, 3)], 1))
+    assert torch.equal(new.momentum, torch.cat([state.momentum[:, :4], torch.zeros(2, 3)], 1))
+
+
+def test_under_another_handler_nothing_is_moved() -> None:
+    module, x, y = made("table")
+    net, model = sparse(module)
+    before = copy.deepcopy(net.module.state_dict())
+    pyro.poutine.trace(model).get_trace(x, y)
+    pyro.infer.Predictive(model, num_samples=2)(x)
+    assert all(torch.equal(value, before[name]) for name, value in net.module.state_dict().items())
+
+
 def test_only_steps_move_statistics() -> None:
     """Each draw evaluates two more batches for the temperature of minibatch noise."""
     module, x, y = made("table")
@@ -208,7 +229,7 @@ class Killed(BaseException):
     """Stands for a signal that nothing can catch."""
 
 
-@pytest.mark.parametrize("sparse_draws", [False, True])
+@pytest.mark.parametrize("sparse_draws", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_on_disk_statistics_are_whole_and_go_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparse_draws: bool
 ) -> None:

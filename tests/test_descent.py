@@ -175,6 +175,19 @@ def test_a_network_with_batchnorm_is_fitted_as_by_plain_pytorch(run: ps.Run) -> 
     assert "refit by 12 steps of SGD" in str(fit) and "by batches" in repr(fit)
 
 
+def test_it_has_no_intervals(run: ps.Run) -> None:
+    fit = refitted(run, PLAN)
+    normal = refitted(ended_at(linear(), START), PLAN)
+    for asked in (
+        fit.covariance,
+        lambda: ps.partial_dependence(fit, X, 0, [0.0, 1.0]),
+        normal.covariance,
+        lambda: normal.noise_variance,
+    ):
+        with pytest.raises(ValueError, match="are those of a maximum, which a refit by batches does not reach"):
+            asked()
+
+
 def test_several_fits_are_averaged(run: ps.Run) -> None:
     fits = [refitted(one, PLAN) for one in (run, classified(1))]
     alone = [ps.predict(fit, X[:7])["mean"] for fit in fits]
@@ -191,7 +204,14 @@ def test_several_fits_are_averaged(run: ps.Run) -> None:
 def test_a_saved_fit_predicts_the_same(run: ps.Run, tmp_path: Path) -> None:
     fit = refitted(run, PLAN)
     fit.save(tmp_path / "fit")
-    loaded = ps.Fit.load(tmp_path / "fit", classifier(images()), (X[:3], LABELS[:3]))
+    model, seen = classifier(images()), []
+
+    def counting(x: Tensor, y: Tensor | None = None) -> Any:
+        seen.append(len(x))
+        return model(x, y)
+
+    loaded = ps.Fit.load(tmp_path / "fit", counting, (X[:3], LABELS[:3]))
+    assert max(seen) == 2 * BATCH
     for name in ("mean", "in_set"):
         assert np.array_equal(ps.predict(loaded, X)[name], ps.predict(fit, X)[name])
     assert loaded.by_batches and np.isnan(loaded.distance) and not loaded.converged and str(loaded) == str(fit)
@@ -200,9 +220,10 @@ def test_a_saved_fit_predicts_the_same(run: ps.Run, tmp_path: Path) -> None:
 
 def test_a_run_from_a_loader_is_refitted_by_batches_without_its_data() -> None:
     loader = DataLoader(TensorDataset(X, LABELS), BATCH, shuffle=True)
-    fit = refitted(classified(data=loader, batch_size=None), None)
-    last = fit.num_iterations
-    assert last == 10 * N // BATCH  # ten epochs
+    run = classified(data=loader, batch_size=None)
+    fit, on_rows = refitted(run, None), refitted(run, None, data=(X, LABELS))
+    assert fit.num_iterations == on_rows.num_iterations == 10 * N // BATCH  # ten epochs
+    assert on_rows.response.spec.batch_size == BATCH and on_rows.response.spec.loader is None
     assert ps.predict(fit, X)["mean"].shape == (N, 2)
     assert float(np.mean(ps.predict(fit, X)["mean"].argmax("class") == LABELS.numpy())) > 0.7
 

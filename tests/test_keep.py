@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import pyro_sparse as ps
 from pyro_sparse.inference import keeping, store
+from pyro_sparse.inference import step as steps
 from pyro_sparse.inference.inspection import inspect
 from pyro_sparse.inference.keeping import Keeping, law_to_keep, settled
 from pyro_sparse.inference.layout import Layout, Site
@@ -89,7 +90,7 @@ def num_weights(run: ps.Run) -> int:
     [
         (0.1, table, schedule(), None, 0),
         (0.05, images, schedule(), OWN, 1),
-        (0.5, table, schedule(sample=100, cool=0, sample_temperature=1e-4), OWN, 2),
+        pytest.param(0.5, table, schedule(sample=100, cool=0, sample_temperature=1e-4), OWN, 2, marks=pytest.mark.slow),
         pytest.param(0.5, images, schedule(), None, 3, marks=pytest.mark.slow),
         pytest.param(0.05, table, schedule(), None, 4, marks=pytest.mark.slow),
         pytest.param(0.1, images, schedule(), OWN, 5, marks=pytest.mark.slow),
@@ -162,6 +163,17 @@ def test_without_a_spike_phase_or_cooling_the_share_is_settled_too() -> None:
     assert (path[20:] == path[20]).all() and path[20] == float(run.trace["sample_stats"]["spike_progress"][0, 0])
 
 
+def test_a_graph_sees_the_spike_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a card: warmed up as one, then what it would replay."""
+    expected = brief()
+    monkeypatch.setattr(steps, "has_graphs", lambda device: True)
+    monkeypatch.setattr(steps, "captured", lambda call, device: [call() for _ in range(steps.WARM_UPS)] and call)
+    run = brief()
+    assert run.trace.attrs["program"] == "traced as a CUDA graph"
+    assert torch.allclose(run.draws, expected.draws, rtol=1e-4, atol=1e-6)
+    assert np.allclose(run.history["spike_progress"], expected.history["spike_progress"], atol=1e-6)
+
+
 class Killed(BaseException):
     """Stands for a signal that nothing can catch."""
 
@@ -173,7 +185,10 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(30, 2), nn.Tanh(), nn.Linear(2, 1))
 
 
-@pytest.mark.parametrize("step", [2, 3, 5, 13, 18, 19, 21])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=[] if step in (5, 13, 19) else pytest.mark.slow) for step in (2, 3, 5, 13, 18, 19, 21)],
+)
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
