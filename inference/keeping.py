@@ -5,13 +5,14 @@ scale of the spike. While the prior is raised (:math:`s` from 0 to 1 over the po
 share :math:`k + (1 - k)(1 - s)^3`, the cubic path of Zhu and Gupta (2017): the weights below are drawn to zero, the others
 are free. While the spike is narrowed the share stays, and the threshold is lowered from the smallest weight included to the
 middle, on a logarithmic scale, of the gap between it and the largest one excluded, the variance of the spike by no more than
-ten times (as in section A.6 of the paper). From then on the prior is fixed: it is the final one of the run, its draws, ``mipp``
-and ``select``.
+ten times (as in section A.6 of the paper). At no step is it so narrow that the step would be near the bound of stability. From
+then on the prior is fixed: it is the final one of the run, its draws, ``mipp`` and ``select``.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,15 @@ from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.models.spike_slab import SpikeSlab
 
-SLAB_PROB = 1e-9
 SLAB_DECAY = 5e-4  # the weight decay that the slab stands for: 1 / (N slab_scale²)
 LOOKS = 200  # in the phases that move the spike
+LEAST_PROB = 1e-9
+STABLE = 0.25  # of the bound of PriorAnnealing.check_stability
 NARROWING = 10.0  # of the spike's variance, in the spike phase
 FINEST = 8.0  # the smallest spike looked for is 10^-8 of the way from the end
 
 
-def check_keep(keep: float, schedule: PriorAnnealing, num_chains: int, layout: Layout) -> None:
+def check_keep(keep: float, schedule: PriorAnnealing, num_chains: int) -> None:
     """Whether a share can be aimed at.
 
     Raises:
@@ -41,6 +43,14 @@ def check_keep(keep: float, schedule: PriorAnnealing, num_chains: int, layout: L
     for phase, needed in (("power_steps", schedule.power_steps), ("cool_steps + sample_steps", _fixed_steps(schedule))):
         if not needed:
             raise ValueError(f"{phase} must be >= 1 with keep, to reach the share and then hold it, got 0")
+
+
+def check_moves(layout: Layout) -> None:
+    """Whether a spike can be moved.
+
+    Raises:
+        ValueError: of a model without one, or whose spikes all stay where they are.
+    """
     if not layout.spike_slab_sites():
         raise ValueError("keep must be None for a model without a spike-and-slab site, got a number")
     laws = [site.law for site in layout.sites if site.law is not None]
@@ -55,17 +65,32 @@ def _fixed_steps(schedule: PriorAnnealing) -> int:
     return schedule.cool_steps + schedule.sample_steps
 
 
-def law_to_keep(schedule: PriorAnnealing, num_data: int) -> SpikeSlab:
+def law_to_keep(keep: float, schedule: PriorAnnealing, num_data: int, scale: float) -> SpikeSlab:
     r"""The prior of weights whose share is given, where none was: one for all weights, as in the paper's image networks.
 
     The slab pulls as the usual weight decay of such networks, 5e-4: :math:`\sigma_1^2 = 1 / (5 \cdot 10^{-4} N)`, the
-    paper's 0.04 at 50,000 rows. The spike moves between half the slab's scale and the narrowest one that the learning rates
-    of the run sample truly (a tenth of the bound of :meth:`PriorAnnealing.check_stability`).
+    paper's 0.04 at 50,000 rows. The spike moves between a half and a 500th of its scale. A weight comes from the slab with the
+    probability that it is to be kept with, unless the power phase is too short for such a spike to draw to zero what is
+    below its threshold t: that takes a scale of no more than :math:`\sqrt{\epsilon T / (40 \alpha N)}`, with T steps at
+    learning rate :math:`\epsilon`. The probability is then so small that it is one, but at least 1e-9, the paper's.
+
+    Args:
+        scale: of the weights about the threshold, t.
     """
     slab = (SLAB_DECAY * num_data) ** -0.5
-    ratio = schedule.stability(SpikeSlab(SLAB_PROB, 1.0, 2.0), num_data)
-    narrowest = math.sqrt(ratio / (0.1 * 2 * (2 - schedule.friction)))
-    return SpikeSlab(SLAB_PROB, min(1.01 * narrowest, 0.25 * slab), slab, 0.5 * slab)
+    power = schedule.at(schedule.train_steps + schedule.power_steps - 1)
+    bites = math.sqrt(power.learning_rate * schedule.power_steps / (40 * power.friction * num_data))
+    log_odds = min(0.5 * (scale / bites) ** 2, 100.0)  # of the spike at 0, which are those of the slab at the threshold
+    slab_prob = 1 / (1 + math.exp(log_odds) * min(bites / slab, 1.0))
+    return SpikeSlab(min(max(slab_prob, LEAST_PROB), keep), 0.002 * slab, slab, 0.5 * slab)
+
+
+def _scale(layout: Layout) -> float:
+    """Root mean square of weights that start from a variance of one over their number of inputs."""
+    shapes = [site.shape for site in layout.spike_slab_sites() if len(site.shape) > 1]
+    sizes = [shape.numel() for shape in shapes]
+    variances = [size * shape[0] / shape.numel() for size, shape in zip(sizes, shapes, strict=True)]
+    return math.sqrt(sum(variances) / sum(sizes)) if shapes else 1.0
 
 
 def with_laws(spec: Specification, laws: Mapping[str, SpikeSlab]) -> Specification:
@@ -76,9 +101,9 @@ def with_laws(spec: Specification, laws: Mapping[str, SpikeSlab]) -> Specificati
     return dataclasses.replace(spec, layout=Layout(tuple(sites)), priors={**spec.priors, **laws})
 
 
-def prepared(spec: Specification, schedule: PriorAnnealing) -> Specification:
+def prepared(spec: Specification, keep: float, schedule: PriorAnnealing) -> Specification:
     """The model with the prior that a share is aimed at with, where it was unset."""
-    law = law_to_keep(schedule, spec.num_data)
+    law = law_to_keep(keep, schedule, spec.num_data, _scale(spec.layout))
     return with_laws(spec, {name: law.to(old.slab_scale) for name, old in spec.priors.items()})
 
 
@@ -97,8 +122,8 @@ def settled(spec: Specification, progress: float) -> Specification:
 class Keeping:
     """Where the spike must be at a step for a share of weights: ``keeping.progress(number, position)``."""
 
-    def __init__(self, keep: float, layout: Layout, schedule: PriorAnnealing) -> None:
-        self._keep, self._layout = keep, layout
+    def __init__(self, keep: float, layout: Layout, schedule: PriorAnnealing, num_data: int) -> None:
+        self._keep, self._layout, self._schedule, self._num_data = keep, layout, schedule, num_data
         self._begin, self._power, self._spike = schedule.train_steps, schedule.power_steps, schedule.spike_steps
         self.end, self._num_steps = self._begin + self._power + self._spike, schedule.num_steps
         self._period = max(1, (self._power + self._spike) // LOOKS)
@@ -118,17 +143,35 @@ class Keeping:
         since = number - self._begin
         share = self._keep + (1 - self._keep) * (1 - min(since / self._power, 1.0)) ** 3
         wanted = round(share * self._num_weights)
-        weights = [(s.law, part.detach().abs()) for s, part in self._layout.parts(position) if s.law is not None]
-        _, widest = _where_it_ends(lambda u: _num_included(weights, u) < wanted)
-        if since < self._power:
-            return widest
-        narrowest, _ = _where_it_ends(lambda u: _num_included(weights, u) <= wanted)
-        done = min((since - self._power) / max(self._spike, 1), 1.0) if number < self.end else 1.0
+        weights = _by_law(self._layout, position.detach().abs())
         # Of spikes of several scales the one that moves most: no other narrows more.
         law = max((law for law, _ in weights), key=lambda law: _variance(law, 0.0) / _variance(law, 1.0))
-        start, end, begun, gap = (_variance(law, u) for u in (0.0, 1.0, widest, narrowest))
-        variance = max(begun * NARROWING**-done, math.sqrt(begun * gap), end)
+        _, widest = _where_it_ends(lambda u: _num_included(weights, u) < wanted)
+        variance = _variance(law, widest)
+        if since >= self._power:
+            narrowest, _ = _where_it_ends(lambda u: _num_included(weights, u) <= wanted)
+            done = min((since - self._power) / max(self._spike, 1), 1.0) if number < self.end else 1.0
+            variance = max(variance * NARROWING**-done, math.sqrt(variance * _variance(law, narrowest)))
+        start, end = _variance(law, 0.0), _variance(law, 1.0)
+        variance = max(variance, self._least_stable(number))
         return float(min(max((start - variance) / (start - end), 0.0), 1.0))
+
+    def _least_stable(self, number: int) -> float:
+        """The variance of the narrowest spike for the steps until it moves next; of the last move, to the end."""
+        now, last = self._schedule.at(number), self._schedule.at(self.until(number) - 1)
+        bound = 2 * (2 - now.friction)
+        return now.learning_rate * last.prior_power / self._num_data / (STABLE * bound)
+
+
+def _by_law(layout: Layout, sizes: Tensor) -> list[tuple[SpikeSlab, Tensor]]:
+    """The sizes of the weights of each law: all that share one together, as each costs the same few operations."""
+    found: dict[Any, tuple[SpikeSlab, list[Tensor]]] = {}
+    for site, part in layout.parts(sizes):
+        if site.law is not None:
+            own = [getattr(site.law, name) for name in site.law.arg_constraints]
+            key = tuple(map(float, own)) if all(value.numel() == 1 for value in own) else site.name
+            found.setdefault(key, (site.law, []))[1].append(part.reshape(-1))
+    return [(law, parts[0].reshape(-1) if len(parts) == 1 else torch.cat(parts)) for law, parts in found.values()]
 
 
 def _num_included(weights: list[tuple[SpikeSlab, Tensor]], progress: float) -> int:

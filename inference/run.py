@@ -105,8 +105,8 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
             f"data must be those of the run in {path}, of shapes {[s[1:] for s in settings['data']]}, got {shapes}"
         )
     spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"])
-    schedule, is_kept = PriorAnnealing.from_dict(settings["schedule"]), settings.get("keep") is not None
-    spec = prepared(spec, schedule) if is_kept else spec
+    schedule, keep = PriorAnnealing.from_dict(settings["schedule"]), settings.get("keep")
+    spec = spec if keep is None else prepared(spec, keep, schedule)
     like = start(spec, settings["seed"], 0, fresh=False)
     check_same(path, settings, data_of(spec) | model_of(spec) | {"log_density": densities_of(spec, like)})
     trace, num_draws, num_chains = read_trace(path), settings["num_draws"], settings["num_chains"]
@@ -136,7 +136,7 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
             moments.restore(checkpoint.moments)
         trace = trace.assign({name: xr.DataTree(dataset) for name, dataset in moments.datasets().items()})
     trace = trace.isel(chain=chains, draw=slice(num_draws))
-    if is_kept:
+    if keep is not None:
         spec = settled(spec, float(trace["sample_stats"].to_dataset()["spike_progress"][0, -1]))
         draws = StoredDraws(path, spec.layout, like, tuple(chains.tolist()), num_draws)
     names = settings["input_names"]

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from pyro_sparse.inference import sghmc
 from pyro_sparse.inference.inspection import Model, Specification, inspect, start
-from pyro_sparse.inference.keeping import Keeping, check_keep, prepared, settled
+from pyro_sparse.inference.keeping import Keeping, check_keep, check_moves, prepared, settled
 from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.minibatch import Augment
 from pyro_sparse.inference.moments import Moments
@@ -137,10 +137,12 @@ def anneal(
         raise ValueError(f"num_chains must be a multiple of the {processes} processes, got {num_chains}")
     spec = inspect(model, data, batch_size, seed, augment)
     if keep is not None:
-        spec = prepared(spec, schedule)
-        check_keep(keep, schedule, num_chains, spec.layout)
+        check_keep(keep, schedule, num_chains)
+        spec = prepared(spec, keep, schedule)
+        check_moves(spec.layout)
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
-    schedule.check_stability(laws, spec.num_data)
+    if keep is None:
+        schedule.check_stability(laws, spec.num_data)
     if sparse_draws and not laws:
         raise ValueError("sparse_draws must be False for a model without a spike-and-slab site, got True")
     names = _checked_names(input_names, spec)
@@ -153,7 +155,7 @@ def anneal(
         )
     path, given = None if out is None else Path(out).absolute(), {}
     if path is not None or processes > 1:
-        given = _given(spec, position, schedule, seed, num_draws, num_chains, names) | {"keep": keep}
+        given = {"keep": keep} | _given(spec, position, schedule, seed, num_draws, num_chains, names)
         _check_alike(given)
     if path is not None:
         given |= {"sparse_draws": sparse_draws, "processes": processes}
@@ -185,7 +187,7 @@ def anneal(
                 starts[chain] = torch.where(drawn, first_start, starts[chain])
     total = schedule.num_steps * len(groups)
     with contextlib.closing(keeper), _stoppable(out is not None) as stopped:
-        keeping = None if keep is None else Keeping(keep, spec.layout, schedule)
+        keeping = None if keep is None else Keeping(keep, spec.layout, schedule, spec.num_data)
         way = _Way(spec, table, num_draws, chains, keeper, label, keeping)
         done, silent = way.num_steps_done(groups), not progress or rank > 0
         with tqdm(total=total, initial=done, disable=silent, unit="step", smoothing=0.02) as bar:
@@ -556,7 +558,7 @@ def _warn_of_another_share(run: Run, keep: float) -> None:
     if abs(share - keep) > 0.003:
         warn(
             f"{100 * share:.2f} % of the weights are kept instead of {100 * keep:g} %: give the power and spike phases more "
-            "steps, or leave the prior unset"
+            "steps, lower learning_rate in what follows, or leave the prior unset"
         )
 
 
