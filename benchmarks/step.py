@@ -211,7 +211,7 @@ def ours(
         assert step.kind == ("compiled" if compiling else "traced"), step.kind
         return run(way, step, *arguments)
 
-    choice = mock.patch.object(sampler, "repays_compiling", lambda num_steps, num_coordinates: compiling)
+    choice = mock.patch.object(sampler, "repays_compiling", lambda *counts: compiling)
     watched = mock.patch.object(sampler._Way, "run", checked)
     with mock.patch.object(sampler, "tqdm", lambda **options: bar), choice, watched, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -45,7 +45,7 @@ def descend(
     table = Table(replace(schedule, weight_decay=1.0), start)
     batches = spec.batches(seed, 0, start.device)
     potential = Potential(spec, start, (batches(0), batches(1)))
-    compiling = repays_compiling(schedule.num_steps, len(start))
+    compiling = repays_compiling(schedule.num_steps, len(start), start.is_cuda)
     step = step_maker(potential, table, start, seed, [0], compiling, kept, decayed)(start, [0])
     losses, every = [], max(1, schedule.num_steps // 200)
     with tqdm(total=schedule.num_steps, disable=not progress, unit="step", desc="refit") as bar:

@@ -19,6 +19,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from pyro_sparse.inference import structure as structures
+from pyro_sparse.inference.channels import compact_channels
 from pyro_sparse.inference.compaction import Compacted, compacted
 from pyro_sparse.inference.descent import descend, short_schedule
 from pyro_sparse.inference.family import FAMILIES, Family, Normal, Poisson
@@ -202,9 +203,23 @@ class Fit:
                 own[part].copy_(self.values[site.name])
         return module.eval()
 
-    def compact(self, name: str | None = None) -> nn.Sequential:
-        """The small dense network that computes the same from the selected inputs in order, ``x[:, input_indices]``."""
-        return structures.compact(self.module(name))
+    def compact(self, name: str | None = None) -> nn.Module:
+        """The small dense network that computes the same.
+
+        Of linear layers one after another it reads the selected inputs in order, ``x[:, input_indices]``. Any other network
+        loses the channels that nothing reads, and reads what it read (see :func:`compact_channels`).
+
+        Raises:
+            ValueError: of a network that ``torch.fx`` cannot follow.
+        """
+        module = self.module(name)
+        if structures.linear_chain(module) is not None:
+            return structures.compact(module)
+        own = next(m for m in self.layout.modules() if name is None or m.site_name("") == f"{name}.")
+        shape = self.response.spec.input_shapes[own]
+        if shape is None:
+            raise ValueError("the network must be given a tensor to be made small, got something else")
+        return compact_channels(module, tuple(shape))
 
     def covariance(self) -> xr.DataArray:
         """Covariance of the kept weights, theorem 2.1, dims ("weight", "weight_"), labelled as in ``layer1.weight[3, 5]``."""

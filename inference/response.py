@@ -15,7 +15,8 @@ from pyro_sparse.models.layers import evaluating
 Of = Callable[[Any], Tensor]  # what is asked of the law of the observed site
 
 BLOCK = 8192  # rows evaluated at once
-NUMBERS_OF_BLOCK = 2**20  # of the arguments; images are many, and what a network makes of them is more
+# Of the arguments; images are many, and what a network makes of them is more. A card is fed more at once.
+NUMBERS_OF_BLOCK = {"cpu": 2**20, "cuda": 2**25}
 NUMBERS_AT_ONCE = 2**23  # derivatives held at once
 
 
@@ -59,7 +60,8 @@ class Response:
     def _size(self, arguments: tuple[Tensor, ...]) -> int:
         """Rows of a block."""
         numbers = max([1, *(item[0].numel() for item in arguments)])
-        return max(1, min(BLOCK, NUMBERS_OF_BLOCK // numbers))
+        device = arguments[0].device.type if arguments else "cpu"
+        return max(1, min(BLOCK, NUMBERS_OF_BLOCK.get(device, NUMBERS_OF_BLOCK["cpu"]) // numbers))
 
     def _block(self, arguments: tuple[Tensor, ...], indices: Tensor) -> tuple[Tensor, ...]:
         """A block of rows of the model's arguments; all of them for a model that subsamples itself."""

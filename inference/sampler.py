@@ -170,7 +170,7 @@ def anneal(
     together = _together(potential, starts, seed)
     groups = [[chain] for chain in chains] if together is None else [list(chains)]
     potential, first = together or potential, _stacked([starts[chain] for chain in groups[0]])
-    compiling = repays_compiling(schedule.num_steps * len(groups), first.numel())
+    compiling = repays_compiling(schedule.num_steps * len(groups), first.numel(), first.is_cuda)
     make = step_maker(potential, table, first, seed, groups[0], compiling)
     keeper: Memory | Store = Memory(chains, num_draws, position)
     if path is not None:

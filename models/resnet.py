@@ -38,8 +38,7 @@ def resnet(depth: int = 20, num_classes: int = 10, width: int = 16, in_channels:
         blocks = [_Block(channels[group - 1], channels[group], stride=1 if group == 1 else 2)]
         blocks += [_Block(channels[group], channels[group]) for _ in range((depth - 2) // 6 - 1)]
         parts[f"layer{group}"] = nn.Sequential(*blocks)
-    parts["pool"] = nn.AdaptiveAvgPool2d(1)
-    parts["flatten"] = nn.Flatten()
+    parts["pool"] = _Mean()
     parts["fc"] = nn.Linear(4 * width, num_classes)
     return nn.Sequential(parts)
 
@@ -52,6 +51,13 @@ class _Convolution(nn.Conv2d):
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
+
+
+class _Mean(nn.Module):
+    """Over all pixels. Adaptive pooling changes tensors in place where channels are last, which a CUDA graph cannot capture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
 
 
 class _Block(nn.Module):

@@ -268,7 +268,7 @@ def test_a_model_without_a_sparse_site_has_nothing_to_keep() -> None:
 @pytest.mark.parametrize("keep", [0.05, 0.5])
 def test_the_law_that_is_taken_where_none_is_set(keep: float) -> None:
     for num_data in (200, 50_000):
-        law = law_to_keep(keep, schedule(power=1_000_000), num_data, 0.05)
+        law = law_to_keep(keep, schedule(power=1_000_000), num_data, 0.005)
         ps.SpikeSlab(law.slab_prob, law.spike_scale, law.slab_scale, law.initial_spike_scale, validate_args=True)
         # The pull of the slab, in units of the mean loss, is a weight decay of 5e-4.
         assert 1 / (num_data * float(law.slab_scale) ** 2) == pytest.approx(5e-4)

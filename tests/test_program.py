@@ -23,7 +23,7 @@ SCHEDULE = ps.PriorAnnealing(5, 5, 5, 0, 30, learning_rate=1e-3)
 
 
 def annealed(monkeypatch: pytest.MonkeyPatch, compiling: bool, model: Any = None, **options: Any) -> ps.Run:
-    monkeypatch.setattr(sampler, "repays_compiling", lambda num_steps, num_coordinates: compiling)
+    monkeypatch.setattr(sampler, "repays_compiling", lambda *counts: compiling)
     torch.manual_seed(0)
     model = ps.normal_regression(ps.SparseNet([3, 4, 1]), 60) if model is None else model
     options = {"batch_size": 20, "num_draws": 10, "progress": False} | options

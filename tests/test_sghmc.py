@@ -120,7 +120,7 @@ def test_prior_power_and_temperature_alone_through_anneal(
     power: float, temperature: float, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """exp(-U/tau) with U = likelihood + eta × prior, to the discrete chain's own step-size bias, at each control alone."""
-    monkeypatch.setattr(sampler, "repays_compiling", lambda num_steps, num_coordinates: program == "compiled")
+    monkeypatch.setattr(sampler, "repays_compiling", lambda *counts: program == "compiled")
     step_size = 0.2
     model, y = normal_means(power)
     schedule = ps.PriorAnnealing(

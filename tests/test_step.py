@@ -60,7 +60,7 @@ def test_a_graph_makes_the_same_run(
 ) -> None:
     plain = annealed(**options)
     request.getfixturevalue("graphs")
-    monkeypatch.setattr(sampler, "repays_compiling", lambda num_steps, num_coordinates: compiling)
+    monkeypatch.setattr(sampler, "repays_compiling", lambda *counts: compiling)
     run = annealed(**options)
     kind = "compiled" if compiling else "traced"
     assert (plain.trace.attrs["program"], run.trace.attrs["program"]) == ("traced", f"{kind} as a CUDA graph")
@@ -85,7 +85,7 @@ def test_every_way_keeps_the_last_finite_state(
     plain = exploding(num_chains)
     if way == "graph":
         request.getfixturevalue("graphs")
-    monkeypatch.setattr(sampler, "repays_compiling", lambda num_steps, num_coordinates: way == "compiled")
+    monkeypatch.setattr(sampler, "repays_compiling", lambda *counts: way == "compiled")
     monkeypatch.setattr(steps, "_agree", lambda *arguments: True)  # of an explosion nothing agrees to rounding
     error = exploding(num_chains)
     assert plain.step > 0 and abs(error.step - plain.step) <= 2

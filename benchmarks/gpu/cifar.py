@@ -74,7 +74,6 @@ LAW = ps.SpikeSlab(1e-9, 0.01, 0.2, 0.03)  # where any will do
 PAPER = {(20, 0.2): (1.5e-5, 1e-8), (20, 0.1): (6e-5, 1e-9), (32, 0.1): (3e-5, 2e-9), (32, 0.05): (1e-4, 2e-8)}
 EPOCH_ROUNDS = 3
 STATISTICS_ROWS = 10_000  # that running statistics are made of anew, in ten batches
-CARD_NUMBERS = 2**25  # of a block of rows to predict: what suits a CPU's memory leaves a card idle
 
 Images = tuple[Tensor, Tensor]
 
@@ -140,9 +139,6 @@ def network(depth: int, width: int, seed: int) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         net = ps.resnet(depth, width=width)
-    # The same at 32 × 32 pixels. The adaptive one sets strides in place where channels are last: such a program is not tidied,
-    # and holds copies from the host that no CUDA graph can take.
-    net.pool = nn.AvgPool2d(8)
     return nn.Sequential(ps.Normalize(CIFAR10_MEAN, CIFAR10_STD), net)
 
 
@@ -522,8 +518,6 @@ def main() -> None:
         torch.set_num_threads(1)
     if arguments.data is None and not smoke:
         parser.error("--data must name the folder of the images, unless --smoke takes random ones")
-    if on_card:
-        response.NUMBERS_OF_BLOCK = CARD_NUMBERS
     precision = arguments.precision or ("bfloat16" if on_card else "float32")
     allow(precision)
     rows = arguments.rows
