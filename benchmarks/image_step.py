@@ -89,13 +89,17 @@ def main() -> None:
     like = torch.empty(0)
     images, labels = data(like)
     settings = {name: getattr(arguments, name) for name in ("depth", "width", "batch")}
-    methods: dict[str, Step] = {"SGD": sgd(network(arguments.depth, arguments.width, like), images, labels, arguments.batch)}
+    methods: dict[str, Step] = {
+        "SGD": sgd(network(arguments.depth, arguments.width, like), images, labels, arguments.batch)
+    }
     for name, compiling in (("ours, traced", False), ("ours, compiled", True)):
         begun = time.perf_counter()
         net = network(arguments.depth, arguments.width, like)
         methods[name], kind = ours(net, images, labels, arguments.batch, compiling)
         assert kind == name.removeprefix("ours, "), kind
-        append_row(arguments.output, {"kind": "start", "method": name, "seconds": time.perf_counter() - begun} | settings)
+        append_row(
+            arguments.output, {"kind": "start", "method": name, "seconds": time.perf_counter() - begun} | settings
+        )
     times: dict[str, list[float]] = {name: [] for name in methods}
     for number in range(arguments.rounds + 1):
         for name, step in methods.items():

@@ -119,8 +119,8 @@ def repays_compiling(num_steps: int, num_coordinates: int, on_card: bool = False
     """Whether a run is expected to save more than the 20 s that compiling may take, or on a card a minute.
 
     By counts, never by a clock: the same run makes the same choice everywhere and whenever it is resumed. Measured on one
-    thread (benchmarks/step.py), compiling takes 5 to 20 s, and a step saves half a millisecond, for the operations it need not
-    start, and 15 to 60 ns a coordinate. On a card, where work is done at once and starting it counts, a millisecond is reckoned.
+    thread (benchmarks/step.py), compiling takes 5 to 20 s, and a step saves half a millisecond, for the operations it need
+    not start, and 15 to 60 ns a coordinate. On a card a millisecond a step is reckoned, for the same reason.
     """
     if on_card:
         return num_steps > 60_000
