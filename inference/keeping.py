@@ -3,10 +3,11 @@ r"""A wanted share of weights: ``anneal(..., keep=0.1)`` moves the spike so that
 The share that the prior includes at a position is that of the weights beyond the inclusion threshold, which grows with the
 scale of the spike. While the prior is raised (:math:`s` from 0 to 1 over the power phase) the spike is as wide as makes this
 share :math:`k + (1 - k)(1 - s)^3`, the cubic path of Zhu and Gupta (2017): the weights below are drawn to zero, the others
-are free. While the spike is narrowed the share stays, and the threshold is lowered from the smallest weight included to the
-middle, on a logarithmic scale, of the gap between it and the largest one excluded, the variance of the spike by no more than
-ten times (as in section A.6 of the paper). At no step is it so narrow that the step would be near the bound of stability. From
-then on the prior is fixed: it is the final one of the run, its draws, ``mipp`` and ``select``.
+are free. While the spike is narrowed the threshold is lowered from the smallest weight included into the gap between those
+included and those excluded: to where fewest weights are near it, on a logarithmic scale, among the thresholds that exceed
+the share by no more than 0.2 points (later some weights are lost rather than won); the variance of the spike by no more
+than ten times (as in section A.6 of the paper). At no step is it so narrow that the step would be near the bound of
+stability. From then on the prior is fixed: it is the final one of the run, its draws, ``mipp`` and ``select``.
 """
 
 import dataclasses
@@ -27,6 +28,8 @@ LOOKS = 200  # in the phases that move the spike
 LEAST_PROB = 1e-9
 STABLE = 0.25  # of the bound of PriorAnnealing.check_stability
 NARROWING = 10.0  # of the spike's variance, in the spike phase
+SLACK = 0.002  # of all weights, by which the share may be exceeded for a threshold that few weights are near
+GRID, WINDOW = 48, 8
 FINEST = 8.0  # the smallest spike looked for is 10^-8 of the way from the end
 
 
@@ -149,12 +152,25 @@ class Keeping:
         _, widest = _where_it_ends(lambda u: _num_included(weights, u) < wanted)
         variance = _variance(law, widest)
         if since >= self._power:
-            narrowest, _ = _where_it_ends(lambda u: _num_included(weights, u) <= wanted)
             done = min((since - self._power) / max(self._spike, 1), 1.0) if number < self.end else 1.0
-            variance = max(variance * NARROWING**-done, math.sqrt(variance * _variance(law, narrowest)))
+            variance = max(variance * NARROWING**-done, self._in_gap(weights, law, wanted))
         start, end = _variance(law, 0.0), _variance(law, 1.0)
         variance = max(variance, self._least_stable(number))
         return float(min(max((start - variance) / (start - end), 0.0), 1.0))
+
+    def _in_gap(self, weights: list[tuple[SpikeSlab, Tensor]], law: SpikeSlab, wanted: int) -> float:
+        """The variance in the middle of the emptiest part of where nearly as many weights as wanted are included."""
+        slack = round(SLACK * self._num_weights)
+        _, first = _where_it_ends(lambda u: _num_included(weights, u) < wanted)
+        last, _ = _where_it_ends(lambda u: _num_included(weights, u) <= wanted + slack)
+        start, end, wide, narrow = (_variance(law, u) for u in (0.0, 1.0, first, last))
+        if not narrow < wide:
+            return wide
+        variances = [wide * float((narrow / wide) ** (place / GRID)) for place in range(GRID + 1)]
+        counts = [_num_included(weights, (start - variance) / (start - end)) for variance in variances]
+        within = [counts[place + WINDOW] - counts[place] for place in range(GRID - WINDOW + 1)]
+        emptiest = [place for place, count in enumerate(within) if count == min(within)]
+        return variances[emptiest[len(emptiest) // 2] + WINDOW // 2]
 
     def _least_stable(self, number: int) -> float:
         """The variance of the narrowest spike for the steps until it moves next; of the last move, to the end."""

@@ -20,11 +20,12 @@ import torch
 
 import pyro_sparse as ps
 from pyro_sparse.datasets import paper_regression
+from pyro_sparse.inference.schedule import PHASES
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = (
-    *("cifar_table", "common", "gpu", "interval_coverage", "real_data", "regression_table", "rivals", "runs", "truths"),
-    "validity",
+    *("cifar_table", "common", "gpu", "image_ablation", "interval_coverage", "real_data", "regression_table", "rivals"),
+    *("runs", "truths", "validity"),
 )
 DATA = Path(os.environ.get("PYRO_SPARSE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -500,6 +501,75 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
     # An average alone is no full set of predictors, and 300 epochs without erasing are not the paper's.
     assert commands[0].startswith(f"{start} keep --runs 20:0.2:1,20:0.1:1,32:0.1:1,32:0.05:1,20:0.2:2")
     assert "no card yet" in table.report([], [1]) and table.report([], [1]).count(start) == 4
+
+
+def test_rates_and_phases_of_the_ablation_on_images(load: Any) -> None:
+    """By twentieths of the run; all that a variant does not change stays."""
+    ablation = load("image_ablation")
+    usual = ps.PriorAnnealing.paper_cifar(10, 60, sample=True)
+    changed = {name: variant.schedule(usual) for name, variant in ablation.VARIANTS.items()}
+    rates = {name: [it.at(step).learning_rate for step in range(0, 600, 30)] for name, it in changed.items()}
+    assert rates["default"] == pytest.approx([0.1] * 10 + [0.01] * 5 + [0.001] * 5)
+    assert rates["rate 0.1 up to 3/4, then 0.01"] == pytest.approx([0.1] * 15 + [0.01] * 5)
+    assert rates["rate 0.1 up to 1/2, then 0.01"] == pytest.approx([0.1] * 10 + [0.01] * 10)
+    assert rates["rate 0.1, 0.03 from 1/2, 0.003 from 3/4"] == pytest.approx([0.1] * 10 + [0.03] * 5 + [0.003] * 5)
+    assert rates["cosine rate"][0] == 0.1 and rates["cosine rate"][15:] == pytest.approx([0.001] * 5)
+    assert rates["cosine rate"][10] == pytest.approx(0.0505 - 0.0495 / 2)  # two thirds of the way: cos(2 pi / 3) = -1/2
+    assert rates["rate warmed up"] == pytest.approx([0.0, *rates["default"][1:]])
+    lengths = [changed["phases 0.3, 0.35, 0.1, 0.25"].length(phase) for phase in PHASES]
+    assert lengths == [180, 210, 60, 0, 150]
+    for name, schedule in changed.items():
+        assert schedule.num_steps == usual.num_steps, name
+        if "phases" not in name and "temperature" not in name:
+            assert all(schedule.at(step)[1:] == usual.at(step)[1:] for step in range(0, 600, 7)), name
+
+
+def test_as_many_weights_are_kept_where_biases_and_batchnorm_have_a_flat_prior(load: Any) -> None:
+    ablation, cifar = load("image_ablation"), load("gpu.cifar")
+    task = image_task(load, width=4)
+    sizes = {name: part.numel() for name, part in cifar.network(8, 4, 1).named_parameters()}
+    total, flat = sum(sizes.values()), sum(size for name, size in sizes.items() if "bn" in name or "bias" in name)
+    shares = [
+        ablation.model_of(task, ablation.VARIANTS[n], 99)[1] for n in ("default", "flat prior on biases and BatchNorm")
+    ]
+    assert shares[0] == pytest.approx(0.1) and 0 < flat < total / 10
+    assert shares[1] * (total - flat) + flat == pytest.approx(0.1 * total)
+
+
+def test_the_table_of_the_ablation_on_images_by_hand(load: Any) -> None:
+    """Gains are of the seeds that the default has too, and of the two predictors whose running statistics are right."""
+    ablation = load("image_ablation")
+
+    def row(variant: str, seed: int, accuracy: float, *names: str) -> dict[str, Any]:
+        one = {"accuracy": accuracy, "nll": 1.0, "ece": 0.02, "kept": 0.1 if "refit" in names else 1.0}
+        return {"variant": variant, "seed": seed, "cpu_seconds": 100.0} | dict.fromkeys(names, one)
+
+    names = tuple(ablation.PREDICTORS)
+    rows = [row("default", 1, 0.5, *names), row("default", 2, 0.6, *names), row("dense, SGD", 1, 0.7, "whole")]
+    rows += [row("cosine rate", 1, 0.52, *names), row("cosine rate", 3, 0.56, *names)]
+    rows[3]["refit"] = rows[3]["refit"] | {"accuracy": 0.53}
+    lines = ablation.table(rows).splitlines()
+    cell = "55.0 / 1.000 / 0.020"
+    assert lines[2] == f"| default | 2 | {' | '.join([cell] * 4)} | +0.0, +0.0 | 10.0 | 100 |"
+    assert lines[3] == "| dense, SGD | 1 |  |  |  | 70.0 / 1.000 / 0.020 |  | 100.0 | 100 |"
+    assert lines[4].startswith("| cosine rate | 2 | 54.0 / ") and lines[4].endswith("| +2.5 | 10.0 | 100 |")
+    assert len(lines) == 5 and all(line.count("|") == 10 for line in lines)
+
+
+@pytest.mark.slow
+def test_the_ablation_on_images_runs_and_makes_no_row_twice(tmp_path: Path) -> None:
+    output = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(BENCHMARKS / "image_ablation.py"), "--smoke", "--output", str(output), "--variants"]
+    subprocess.run([*command, "dense, SGD"], check=True, capture_output=True)
+    chosen = ("dense, SGD", "cosine rate", "flat prior on biases and BatchNorm")
+    subprocess.run([*command, *chosen], check=True, capture_output=True)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["variant"] for row in rows] == list(chosen) and "average" not in rows[0]
+    for row in rows[1:]:
+        assert row["refit"]["kept"] == pytest.approx(0.1, abs=0.01) and row["average"]["kept"] == pytest.approx(
+            0.1, abs=0.01
+        )
+    assert (tmp_path / "rows.md").read_text().count("\n") == 5
 
 
 def smoke(script: str, output: Path, *options: str) -> list[dict[str, Any]]:
