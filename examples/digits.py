@@ -63,10 +63,10 @@ def sparse():
     schedule = ps.PriorAnnealing(
         *(total // 2, total // 6, total // 12, 0, total // 4),  # train, raise the prior, narrow the spike, cool, sample
         learning_rate=RATE,
-        learning_rate_drops=(3 * total // 4,),
+        learning_rate_drops=(2 * total // 3,),
         weight_decay=5e-4,
-        temperature=0.03,
-        sample_temperature=0.02,
+        temperature=0.02,
+        sample_temperature=0.01,
     )
     run = ps.anneal(model, (x, y), schedule, batch_size=BATCH, num_draws=60, keep=0.1)
     return ps.predict(run, x_new, sparse=True)["mean"], ps.select(run)
