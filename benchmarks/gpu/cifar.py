@@ -191,6 +191,8 @@ class Task:
 
     def schedule(self, num_rows: int) -> ps.PriorAnnealing:
         steps = num_rows // self.batch
+        if self.setting == "keep":
+            return ps.PriorAnnealing.images(steps, self.epochs)
         if self.setting != "dense":
             return ps.PriorAnnealing.paper_cifar(steps, self.epochs, sample=True)
         drops = (steps * (self.epochs // 2), steps * (3 * self.epochs // 4))
