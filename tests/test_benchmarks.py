@@ -542,18 +542,19 @@ def test_the_table_of_the_ablation_on_images_by_hand(load: Any) -> None:
 
     def row(variant: str, seed: int, accuracy: float, *names: str) -> dict[str, Any]:
         one = {"accuracy": accuracy, "nll": 1.0, "ece": 0.02, "kept": 0.1 if "refit" in names else 1.0}
-        return {"variant": variant, "seed": seed, "cpu_seconds": 100.0} | dict.fromkeys(names, one)
+        return {"variant": variant, "seed": seed, "epochs": 36, "cpu_seconds": 100.0} | dict.fromkeys(names, one)
 
     names = tuple(ablation.PREDICTORS)
     rows = [row("default", 1, 0.5, *names), row("default", 2, 0.6, *names), row("dense, SGD", 1, 0.7, "whole")]
     rows += [row("cosine rate", 1, 0.52, *names), row("cosine rate", 3, 0.56, *names)]
     rows[3]["refit"] = rows[3]["refit"] | {"accuracy": 0.53}
-    lines = ablation.table(rows).splitlines()
+    title, _, *lines = ablation.table([*rows, row("default", 1, 0.9, *names) | {"epochs": 72}]).splitlines()
     cell = "55.0 / 1.000 / 0.020"
     assert lines[2] == f"| default | 2 | {' | '.join([cell] * 4)} | +0.0, +0.0 | 10.0 | 100 |"
     assert lines[3] == "| dense, SGD | 1 |  |  |  | 70.0 / 1.000 / 0.020 |  | 100.0 | 100 |"
     assert lines[4].startswith("| cosine rate | 2 | 54.0 / ") and lines[4].endswith("| +2.5 | 10.0 | 100 |")
-    assert len(lines) == 5 and all(line.count("|") == 10 for line in lines)
+    assert title == "**36 epochs**" and lines[5:8] == ["", "**72 epochs**", ""]
+    assert lines[10].startswith("| default | 1 | 90.0 / ") and len(lines) == 11
 
 
 @pytest.mark.slow
@@ -569,7 +570,7 @@ def test_the_ablation_on_images_runs_and_makes_no_row_twice(tmp_path: Path) -> N
         assert row["refit"]["kept"] == pytest.approx(0.1, abs=0.01) and row["average"]["kept"] == pytest.approx(
             0.1, abs=0.01
         )
-    assert (tmp_path / "rows.md").read_text().count("\n") == 5
+    assert (tmp_path / "rows.md").read_text().count("\n") == 7
 
 
 def smoke(script: str, output: Path, *options: str) -> list[dict[str, Any]]:
