@@ -16,8 +16,8 @@ of what it lacks,
 
 Stages. ``check``: weights after ten steps of a tiny network at temperature 0 against double precision on the CPU. ``time``:
 seconds an epoch of our step, as a CUDA graph of traced operations and of a compiled program, and of plain PyTorch. ``run``:
-prior annealing, the paper's schedule with its last quarter sampling (``--setting keep`` aims at the share; ``paper-text`` and
-``paper-scripts`` take the paper's priors, of which text and scripts say different things; ``dense`` is SGD with weight decay,
+prior annealing whose last quarter samples (``--setting keep`` aims at the share by the schedule for images; ``paper-text`` and
+``paper-scripts`` take the paper's schedule and priors, of which text and scripts say different things; ``dense`` is SGD with weight decay,
 at temperature 0 and without a prior), and then what the tables need of each predictor: ``average``, over draws without the
 weights that they do not include (BNN_average), ``anneal``, the selected network refitted for ten epochs (BNN_anneal),
 ``refreshed``, the first with running statistics of BatchNorm of its sparse networks instead of those of the whole draws, and
@@ -273,7 +273,7 @@ def ours(task: Task, images: Images, compiling: bool) -> Row:
     begun, num_rows = time.perf_counter(), len(images[0])
     schedule = dataclasses.replace(task, setting="keep").schedule(num_rows)
     spec = inspect(task.model(num_rows, torch.zeros(0, device=images[0].device)), images, task.batch, 0, task.augment)
-    spec = prepared(spec, schedule) if task.setting == "keep" else spec
+    spec = spec if task.share is None else prepared(spec, task.share, schedule)
     position = start(spec, 0, 0, False)
     batches = spec.batches(0, 0, position.device)
     potential = Potential(spec, position, (batches(0), batches(1)))
