@@ -14,15 +14,16 @@ of what it lacks,
 
     pip install --no-index --no-deps WHEELS/*.whl && pip install --no-index --no-deps --no-build-isolation -e .
 
-Stages. ``check``: weights after ten steps of a tiny network at temperature 0 against double precision on the CPU. ``time``:
-seconds an epoch of our step, as a CUDA graph of traced operations and of a compiled program, and of plain PyTorch. ``run``:
-prior annealing whose last quarter samples (``--setting keep`` aims at the share by the schedule for images; ``paper-text`` and
-``paper-scripts`` take the paper's schedule and priors, of which text and scripts say different things; ``dense`` is SGD with weight decay,
-at temperature 0 and without a prior), and then what the tables need of each predictor: ``average``, over draws without the
-weights that they do not include (BNN_average), ``anneal``, the selected network refitted for ten epochs (BNN_anneal),
-``refreshed``, the first with running statistics of BatchNorm of its sparse networks instead of those of the whole draws, and
-``whole``, over draws as they are. One JSON line a figure, written as it is found. When ``--minutes`` are over the run is saved
-to ``--folder`` with the step it is in, and the same command goes on with it; runs that ``--output`` holds already are left out.
+Stages. ``check``: weights after ten steps of a tiny network at temperature 0 against double precision on the CPU.
+``time``: seconds an epoch of our step, as a CUDA graph of traced operations and of a compiled program, and of plain
+PyTorch. ``run``: prior annealing whose last quarter samples (``--setting keep`` aims at the share by the schedule for
+images; ``paper-text`` and ``paper-scripts`` take the paper's schedule and priors, of which text and scripts say different
+things; ``dense`` is SGD with weight decay, at temperature 0 and without a prior), and then what the tables need of each
+predictor: ``average``, over draws without the weights that they do not include (BNN_average), ``anneal``, the selected
+network refitted for ten epochs (BNN_anneal), ``refreshed``, the first with running statistics of BatchNorm of its sparse
+networks instead of those of the whole draws, and ``whole``, over draws as they are. One JSON line a figure, written as it
+is found. When ``--minutes`` are over the run is saved to ``--folder`` with the step it is in, and the same command goes
+on with it; runs that ``--output`` holds already are left out.
 """
 
 import argparse
