@@ -506,15 +506,16 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
 def test_rates_and_phases_of_the_ablation_on_images(load: Any) -> None:
     """By twentieths of the run; all that a variant does not change stays."""
     ablation = load("image_ablation")
-    usual = ps.PriorAnnealing.paper_cifar(10, 60, sample=True)
+    usual = ps.PriorAnnealing.images(10, 60)
     changed = {name: variant.schedule(usual) for name, variant in ablation.VARIANTS.items()}
     rates = {name: [it.at(step).learning_rate for step in range(0, 600, 30)] for name, it in changed.items()}
-    assert rates["default"] == pytest.approx([0.1] * 10 + [0.01] * 5 + [0.001] * 5)
-    assert rates["rate 0.1 up to 3/4, then 0.01"] == pytest.approx([0.1] * 15 + [0.01] * 5)
-    assert rates["rate 0.1 up to 1/2, then 0.01"] == pytest.approx([0.1] * 10 + [0.01] * 10)
-    assert rates["rate 0.1, 0.03 from 1/2, 0.003 from 3/4"] == pytest.approx([0.1] * 10 + [0.03] * 5 + [0.003] * 5)
-    assert rates["cosine rate"][0] == 0.1 and rates["cosine rate"][15:] == pytest.approx([0.001] * 5)
-    assert rates["cosine rate"][10] == pytest.approx(0.0505 - 0.0495 / 2)  # two thirds of the way: cos(2 pi / 3) = -1/2
+    paper = ps.PriorAnnealing.paper_cifar(10, 60, sample=True)
+    right = [paper.at(step).learning_rate for step in range(0, 600, 30)]
+    assert rates["the paper's rates: 0.01 from 1/2, 0.001 from 3/4"] == pytest.approx(right)
+    assert rates["rate 0.01 from 1/2"] == pytest.approx([0.1] * 10 + [0.01] * 10)
+    assert rates["rate 0.001 from 3/4"] == pytest.approx([0.1] * 15 + [0.001] * 5)
+    assert rates["cosine rate"][0] == 0.1 and rates["cosine rate"][15:] == pytest.approx([0.01] * 5)
+    assert rates["cosine rate"][10] == pytest.approx(0.055 - 0.045 / 2)  # two thirds of the way: cos(2 pi / 3) = -1/2
     assert rates["rate warmed up"] == pytest.approx([0.0, *rates["default"][1:]])
     lengths = [changed["phases 0.3, 0.35, 0.1, 0.25"].length(phase) for phase in PHASES]
     assert lengths == [180, 210, 60, 0, 150]
