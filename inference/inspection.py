@@ -125,10 +125,13 @@ def inspect(
     try:
         nodes, example = _first_look(model, tensors, batch_size, seed)
     except RuntimeError as error:
-        if "dtype" not in str(error):
+        if not any(words in str(error) for words in ("dtype", "scalar type", "should be the same")):
             raise
         types = [str(t.dtype).removeprefix("torch.") for t in tensors]
-        raise ValueError(f"data must have the floating type of the model's parameters, got {types}: {error}") from error
+        raise ValueError(
+            f"data must have the floating type of the model's parameters, got {types} (for uint8 images see ps.Normalize): "
+            f"{error}"
+        ) from error
     observed = _observed(nodes)
     num_data = len(tensors[0]) if tensors else _rows_of_closure(observed)
     is_few = bool(tensors) and len(example[0]) < num_data

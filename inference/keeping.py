@@ -186,8 +186,11 @@ def _by_law(layout: Layout, sizes: Tensor) -> list[tuple[SpikeSlab, Tensor]]:
         if site.law is not None:
             own = [getattr(site.law, name) for name in site.law.arg_constraints]
             key = tuple(map(float, own)) if all(value.numel() == 1 for value in own) else site.name
-            found.setdefault(key, (site.law, []))[1].append(part.reshape(-1))
-    return [(law, parts[0].reshape(-1) if len(parts) == 1 else torch.cat(parts)) for law, parts in found.values()]
+            found.setdefault(key, (site.law, []))[1].append(part)
+    return [
+        (law, parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts]))
+        for law, parts in found.values()
+    ]
 
 
 def _num_included(weights: list[tuple[SpikeSlab, Tensor]], progress: float) -> int:

@@ -148,7 +148,12 @@ class Potential:
         """A model that fails by itself raises its own error here."""
         try:
             self._eager(*example)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
+            if "out of bounds" in str(error):
+                sites = ", ".join(f"'{name}'" for name in self.spec.observed)
+                raise ValueError(
+                    f"classes of {sites} must be 0, 1, ... up to the number of probabilities less one: {first_line(error)}"
+                ) from error
             if "mutate a captured Tensor" not in str(error):
                 raise
             raise ValueError(

@@ -38,6 +38,7 @@ ROUND = 50  # iterations between two evaluations of the metric
 _INFORMATION = ("dispersion", "prediction_error", "degrees_of_freedom", "rank")
 _SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised", "by_batches")
 MAX_METRIC = 5_000  # free coordinates up to which a dense metric is worth having
+MAX_NUMBERS = 1e6  # of images that are used at once
 MAX_WORK = 1e9  # rows times kept weights up to which all rows are used at once
 
 
@@ -49,7 +50,8 @@ class Fit:
         structure: which weights it keeps.
         values: of every site of the model, on its support; pruned weights are exactly zero.
         response: the observed site it predicts.
-        loss: mean negative log-likelihood of the training rows.
+        loss: mean negative log-likelihood of the training rows; after a refit by batches that of its last batches, as trained
+            (augmented, with dropout and the statistics of the batch).
         converged, distance, num_iterations: how the refit ended; the distance to the maximum is the largest derivative in
             the metric of the Fisher information, in standard errors; NaN, and not converged, where it was by batches.
         penalised: whether the slab's normal stayed in.
@@ -155,7 +157,10 @@ class Fit:
             ValueError: where the response is none that intervals are known for, or the refit was by batches.
         """
         link, response = self.evaluate(self.family.link, self.data), self.response.observed(self.values)
-        rooted = self.family.root(link).mT @ self._link_jacobian[..., self.matters]
+        jacobian = self._link_jacobian[
+            ..., self.matters
+        ]  # in double precision, also where the model computes in single
+        rooted = self.family.root(link).mT.to(jacobian) @ jacobian
         information = fisher_information(rooted, self.precision[self.matters], self.family.residuals(link, response))
         if isinstance(self.family, Poisson):
             _warn_of_overdispersion(*self.family.overdispersion(link, response, information.rank))
@@ -364,9 +369,10 @@ def refit(
         tolerance: how far from the maximum it may stop, in standard errors of the weights, > 0.
         site: the response to predict, where the model has several.
         data: all rows in memory, for a run that took them from a DataLoader, to use them all at once.
-        schedule: of a train phase alone, its batches and ``augment`` those of the run: asks for SGD, which else is taken, for
-            ten epochs at the learning rate that the run ended with, where BatchNorm is in training mode or rows times kept
-            weights exceed 10^9. Of such a fit no intervals are known, and ``max_iterations`` and ``tolerance`` say nothing.
+        schedule: of a train phase alone, its batches and ``augment`` those of the run: asks for SGD. Without one SGD is taken,
+            for ten epochs at the learning rate that the run ended with, where BatchNorm is in training mode, rows times kept
+            weights exceed 10^9 or images hold more than 10^6 numbers. Of such a fit no intervals are known, and
+            ``max_iterations`` and ``tolerance`` say nothing.
         progress: whether SGD shows a bar.
 
     Returns:
@@ -447,8 +453,15 @@ def refit(
 
 def _is_large(run: Run, structure: Structure) -> bool:
     """Whether a refit goes by batches."""
-    is_batched = run.spec.batch_size is not None and not run.spec.subsamples_itself
-    return run.spec.layout.num_buffers > 0 or (is_batched and run.spec.num_data * structure.num_kept > MAX_WORK)
+    spec = run.spec
+    if spec.layout.num_buffers > 0:
+        return True
+    if spec.batch_size is None or spec.subsamples_itself or not spec.data:
+        return False
+    numbers = (
+        spec.num_data * spec.data[0][0].numel() if spec.data[0].dim() > 2 else 0
+    )  # what networks make of images is more
+    return spec.num_data * structure.num_kept > MAX_WORK or numbers > MAX_NUMBERS
 
 
 def _refit_by_batches(
@@ -509,7 +522,7 @@ def _metric(response: Response, small: Compacted, free: Tensor, precision: Tenso
         return identity
     jacobian = response.jacobian(family.link, small.values, free, data)
     root = family.root(response.evaluate(family.link, small.values(free), data))
-    rooted = (root.mT @ jacobian).flatten(0, 1)
+    rooted = (root.mT.to(jacobian) @ jacobian).flatten(0, 1)
     metric = rooted.T @ rooted + precision.diag()
     # A coordinate that moves no link parameter (a noise scale) has curvature of order 1 a row.
     return metric + (num_data * (rooted == 0).all(0) + 1e-9 * metric.diagonal().mean()).diag()

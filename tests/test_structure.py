@@ -762,3 +762,19 @@ def test_a_table_counts_weights_and_channels_of_each_site_and_of_all() -> None:
     bias = next(name for name in found.masks if name.endswith("layer1.bias"))
     assert table.loc[bias, ["live", "channels"]].isna().all() and table.loc[bias, "weights"] == 2
     assert table.loc["all"].tolist() == ["", 11, 4, pytest.approx(4 / 11), 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_images_that_are_normalised_first_change_nothing_of_what_lives(seed: int) -> None:
+    """Small positive inputs, by which paths are found, would be negative after it."""
+    torch.manual_seed(seed)
+    body = ps.resnet(8, width=4)
+    values = {name: p.detach() for name, p in body.named_parameters()}
+    masks = {name: torch.rand(p.shape) < 0.15 for name, p in body.named_parameters()}
+    values = {name: value * masks[name] for name, value in values.items()}
+    _, right = prune(body, values, masks, (), (3, 16, 16))
+    front = nn.Sequential(ps.Normalize([0.5, 0.4, 0.3], [0.2, 0.2, 0.3]), body)
+    own = {f"1.{name}": value for name, value in values.items()}
+    _, found = prune(front, own, {f"1.{name}": mask for name, mask in masks.items()}, (), (3, 16, 16))
+    assert sum(int(mask.sum()) for mask in right.values()) < sum(int(mask.sum()) for mask in masks.values())
+    assert all(torch.equal(found[f"1.{name}"], mask) for name, mask in right.items())
