@@ -43,6 +43,10 @@ class Response:
             if tensor.dim() != like.dim() or tensor.shape[1:] != like.shape[1:] or not len(tensor):
                 expected = "(rows, " + ", ".join(str(size) for size in like.shape[1:]) + ")"
                 raise ValueError(f"x_new must have shape {expected} as data[{position}], got {tuple(tensor.shape)}")
+            if like.dtype == torch.uint8 and tensor.is_floating_point():  # 0..255 or 0..1?
+                raise ValueError(
+                    f"x_new must be uint8 as data[{position}], got {str(tensor.dtype).removeprefix('torch.')}"
+                )
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise ValueError("x_new must be finite, got NaN or infinity")
         return tuple(

@@ -92,3 +92,13 @@ def test_what_is_said_of_other_data() -> None:
         annealed(network(), data=(x.to(torch.uint8), y))
     with pytest.raises(ValueError, match=r"floating type of the model's parameters, got \['float64'"):
         annealed(network(), data=(x.double(), y))
+
+
+@pytest.mark.filterwarnings("ignore:minibatch noise adds")
+def test_floats_are_not_taken_for_the_uint8_images_of_a_run() -> None:
+    x, y = images()
+    raw = (255 * x.sigmoid()).to(torch.uint8)
+    run = annealed(nn.Sequential(ps.Normalize([0.5] * 3, [0.2] * 3), network()), data=(raw, y), prior=None, keep=0.5)
+    assert bool(np.isfinite(ps.predict(run, raw)["mean"]).all())
+    with pytest.raises(ValueError, match=r"x_new must be uint8 as data\[0\], got float32"):
+        ps.predict(run, raw.float())
