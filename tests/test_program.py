@@ -117,7 +117,7 @@ def test_it_is_compiled_by_the_counts_of_steps_and_coordinates(monkeypatch: pyte
     assert not repays_compiling(400, 2_100_000) and repays_compiling(1_000, 2_100_000)
     asked: list[tuple[int, int]] = []
 
-    def ask(num_steps: int, num_coordinates: int) -> bool:
+    def ask(num_steps: int, num_coordinates: int, on_card: bool) -> bool:
         asked.append((num_steps, num_coordinates))
         return False
 
