@@ -115,6 +115,8 @@ def test_it_is_compiled_by_the_counts_of_steps_and_coordinates(monkeypatch: pyte
     assert not repays_compiling(ps.PriorAnnealing().num_steps, 2_252)  # the README's model
     assert repays_compiling(ps.PriorAnnealing.paper_regression().num_steps, 2_252)
     assert not repays_compiling(400, 2_100_000) and repays_compiling(1_000, 2_100_000)
+    # On a card by the steps alone: the paper's images, not a refit of theirs.
+    assert repays_compiling(117_000, 1_000, True) and not repays_compiling(3_900, 1_000_000, True)
     asked: list[tuple[int, int]] = []
 
     def ask(num_steps: int, num_coordinates: int, on_card: bool) -> bool:
