@@ -71,7 +71,11 @@ def main() -> None:
         with torch.no_grad():
             right = module(x[1200:])
             off = float((right - small(x[1200:])).abs().max() / right.abs().max())
-        row = {"keep": keep, "kept": fit.structure.num_kept, "accuracy": float((right.argmax(1) == y[1200:]).float().mean())}
+        row = {
+            "keep": keep,
+            "kept": fit.structure.num_kept,
+            "accuracy": float((right.argmax(1) == y[1200:]).float().mean()),
+        }
         parts = {"module": figures(module, x[:64]), "compact": figures(small, x[:64])}
         append_row(arguments.output, row | {"epochs": arguments.epochs, "largest_difference": off} | parts)
 
