@@ -121,8 +121,9 @@ class PriorAnnealing:
     def images(cls, steps_per_epoch: int, num_epochs: int = 300) -> Self:
         """The Bayesian version of :meth:`paper_cifar` with the learning rate held until the spike is narrow.
 
-        In a short run (5,000 images, 36 epochs, one seed) a residual network with a tenth of its weights loses 4 points of
-        accuracy so, and 22 at the paper's rates (``benchmarks/image_ablation.py``); of 300 epochs it is not known. The rate of the sampling phase, 0.01, is one at which draws differ.
+        In a short run (5,000 images, 36 epochs, one seed) a residual network with a tenth of its weights loses 4
+        points of accuracy so, and 22 at the paper's rates (``benchmarks/image_ablation.py``); of 300 epochs it is not
+        known. The rate of the sampling phase, 0.01, is one at which draws differ.
 
         Args:
             steps_per_epoch, num_epochs: as of :meth:`paper_cifar`.
