@@ -43,8 +43,9 @@ def check_keep(keep: float, schedule: PriorAnnealing, num_chains: int) -> None:
         raise ValueError(f"keep must lie in (0, 1), the share of weights to keep, got {keep}")
     if num_chains > 1:
         raise ValueError(f"num_chains must be 1 with keep, as each run has its own final prior, got {num_chains}")
-    for phase, needed in (("power_steps", schedule.power_steps), ("cool_steps + sample_steps", _fixed_steps(schedule))):
-        if not needed:
+    held = schedule.cool_steps + schedule.sample_steps
+    for phase, steps in (("power_steps", schedule.power_steps), ("cool_steps + sample_steps", held)):
+        if not steps:
             raise ValueError(f"{phase} must be >= 1 with keep, to reach the share and then hold it, got 0")
 
 
@@ -62,10 +63,6 @@ def check_moves(layout: Layout) -> None:
             "initial_spike_scale must exceed spike_scale with keep, which moves the spike between them, got them equal at "
             "every site: leave the prior unset"
         )
-
-
-def _fixed_steps(schedule: PriorAnnealing) -> int:
-    return schedule.cool_steps + schedule.sample_steps
 
 
 def law_to_keep(keep: float, schedule: PriorAnnealing, num_data: int, scale: float) -> SpikeSlab:

@@ -25,6 +25,7 @@ from pyro_sparse.inference.descent import descend, short_schedule
 from pyro_sparse.inference.family import FAMILIES, Family, Normal, Poisson
 from pyro_sparse.inference.inspection import Model, Specification, inspect
 from pyro_sparse.inference.intervals import FisherInformation, fisher_information
+from pyro_sparse.inference.keeping import with_laws
 from pyro_sparse.inference.layout import Layout
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.response import Of, Response
@@ -157,9 +158,8 @@ class Fit:
             ValueError: where the response is none that intervals are known for, or the refit was by batches.
         """
         link, response = self.evaluate(self.family.link, self.data), self.response.observed(self.values)
-        jacobian = self._link_jacobian[
-            ..., self.matters
-        ]  # in double precision, also where the model computes in single
+        # In double precision, also where the model computes its link in single.
+        jacobian = self._link_jacobian[..., self.matters]
         rooted = self.family.root(link).mT.to(jacobian) @ jacobian
         information = fisher_information(rooted, self.precision[self.matters], self.family.residuals(link, response))
         if isinstance(self.family, Poisson):
@@ -385,7 +385,7 @@ def refit(
     if data is not None:
         is_batched = schedule is not None or run.spec.layout.num_buffers > 0
         spec = inspect(run.spec.model, data, run.spec.batch_size if is_batched else None, run.seed)
-        run = dataclasses.replace(run, spec=spec)
+        run = dataclasses.replace(run, spec=with_laws(spec, run.priors))  # those of the run, also with keep
     if schedule is not None or _is_large(run, structure):
         return _refit_by_batches(run, structure, keep_slab, site, schedule, progress)
     if run.spec.loader is not None:
@@ -458,10 +458,9 @@ def _is_large(run: Run, structure: Structure) -> bool:
         return True
     if spec.batch_size is None or spec.subsamples_itself or not spec.data:
         return False
-    numbers = (
-        spec.num_data * spec.data[0][0].numel() if spec.data[0].dim() > 2 else 0
-    )  # what networks make of images is more
-    return spec.num_data * structure.num_kept > MAX_WORK or numbers > MAX_NUMBERS
+    is_image = spec.data[0].dim() > 2  # of which networks make more numbers than they hold
+    numbers = spec.num_data * spec.data[0][0].numel()
+    return spec.num_data * structure.num_kept > MAX_WORK or (is_image and numbers > MAX_NUMBERS)
 
 
 def _refit_by_batches(
