@@ -120,7 +120,7 @@ VARIANTS = {
     "rate 0.01 from 1/2": Variant(stepwise((1 / 2, 0.01))),
     "rate 0.001 from 3/4": Variant(stepwise((3 / 4, 0.001))),
     "flat prior on biases and BatchNorm": Variant(flat=True),
-    "phases 0.3, 0.35, 0.1, 0.25": Variant(phases(0.3, 0.35, 0.1)),
+    "phases 0.3, 0.35, 0.13, 0.22": Variant(phases(0.3, 0.35, 0.13)),
     "slab_prob 1e-9": Variant(law=stiff),
     "sampling at temperature 0.1": Variant(lambda schedule: replace(schedule, sample_temperature=0.1)),
     "sampling at temperature 1": Variant(lambda schedule: replace(schedule, sample_temperature=1.0)),

@@ -517,8 +517,8 @@ def test_rates_and_phases_of_the_ablation_on_images(load: Any) -> None:
     assert rates["cosine rate"][0] == 0.1 and rates["cosine rate"][15:] == pytest.approx([0.01] * 5)
     assert rates["cosine rate"][10] == pytest.approx(0.055 - 0.045 / 2)  # two thirds of the way: cos(2 pi / 3) = -1/2
     assert rates["rate warmed up"] == pytest.approx([0.0, *rates["default"][1:]])
-    lengths = [changed["phases 0.3, 0.35, 0.1, 0.25"].length(phase) for phase in PHASES]
-    assert lengths == [180, 210, 60, 0, 150]
+    lengths = [changed["phases 0.3, 0.35, 0.13, 0.22"].length(phase) for phase in PHASES]
+    assert lengths == [180, 210, 78, 0, 132]
     for name, schedule in changed.items():
         assert schedule.num_steps == usual.num_steps, name
         if "phases" not in name and "temperature" not in name:

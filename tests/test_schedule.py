@@ -105,6 +105,18 @@ def test_papers_cifar_setting() -> None:
     assert schedule.at(300 * epoch - 1).temperature == pytest.approx(0.01 / 75)
 
 
+def test_setting_for_images_reaches_its_share_at_the_rate_that_it_samples_at() -> None:
+    epoch = 390
+    schedule = ps.PriorAnnealing.images(epoch, num_epochs=300)
+    assert schedule.num_steps == 300 * epoch and schedule.last_phase == "sample"
+    starts = [("train", 0), ("power", 150), ("spike", 200), ("sample", 233)]
+    assert all(schedule.phase(number * epoch) == (phase, 0) for phase, number in starts)
+    assert schedule.at(225 * epoch - 1).learning_rate == 0.1
+    assert schedule.at(225 * epoch).learning_rate == pytest.approx(0.01)
+    assert schedule.at(300 * epoch - 1) == pytest.approx((0.01, 0.1, 0.01, 1.0, 1.0, 0.0))
+    assert ps.PriorAnnealing.images(epoch, 12).length("spike") == 2 * epoch  # at least one epoch of it at the lower rate
+
+
 NAN, INF = float("nan"), float("inf")
 
 
