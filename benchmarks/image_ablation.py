@@ -264,7 +264,7 @@ def main() -> None:
         "--data", type=Path, default=os.environ.get("PYRO_SPARSE_DATA"), help="the folder of the images"
     )
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--smoke", action="store_true", help="ResNet-8 of width 4, 300 random images, 12 epochs")
+    parser.add_argument("--smoke", action="store_true", help="ResNet-8 of width 8, 300 random images, 12 epochs")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     if arguments.data is None and not (arguments.smoke or arguments.table):
@@ -284,7 +284,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     train, test = (tuple(part[:rows] for part in of) for of, rows in ((data.train, TRAIN_ROWS), (data.test, TEST_ROWS)))
     data = cifar.Data(train, test, None, data.source)
     shared = {"depth": 8, "keep": KEEP, "precision": "float32", "batch": 60 if smoke else 128}
-    shared |= {"epochs": 12, "width": 4} if smoke else {"epochs": arguments.epochs, "width": 8}
+    shared |= {"epochs": 12, "width": 8} if smoke else {"epochs": arguments.epochs, "width": 8}
     for seed in arguments.seeds:
         for name in arguments.variants:
             variant = VARIANTS[name]

@@ -1,16 +1,19 @@
-r"""BNN_BIC: modes of the posterior under a fixed mixture prior, thresholded and refitted, the best by BIC (Sun, Song, Liang 2021).
+r"""BNN_BIC: modes of the posterior under a fixed mixture prior, thresholded and refitted, the best by BIC.
 
 Each of several runs, from a start of its own,
 
-1. trains with the slab alone, :math:`\sigma_1^2 = 1 / (5 \cdot 10^{-4} N)`, which is the usual weight decay, for half of its steps;
+1. trains with the slab alone, :math:`\sigma_1^2 = 1 / (5 \cdot 10^{-4} N)`, which is the usual weight decay, for half of
+   its steps;
 2. then with the mixture prior, to a mode of the posterior: the gradient of :math:`-\frac1N \log \pi` is added;
-3. then keeps the largest weights of all parameters, as many as are wanted, and refits them with the slab alone for the last
-   thirtieth of its steps.
+3. then keeps the largest weights of all parameters, as many as are wanted, and refits them with the slab alone for the
+   last thirtieth of its steps.
 
-The slab has probability :math:`10^{-6}`, and the spike is as wide as makes the share of the weights above the inclusion threshold the
-wanted one when it comes in, unless a step would come near the bound of stability; its authors chose widths for each network and
-share. The run of the smallest :math:`\mathrm{BIC} = -2 \log p(D \mid \hat\beta, \hat\gamma) + |\hat\gamma| \log N` is the result. As all
-keep as many weights, it is that of the largest likelihood.
+The slab has probability :math:`10^{-6}`, and the spike is as wide as makes the share of the weights above the inclusion
+threshold the wanted one when it comes in, unless a step would come near the bound of stability; its authors chose widths
+for each network and share. The run of the smallest :math:`\mathrm{BIC} = -2 \log p(D \mid \hat\beta, \hat\gamma) +
+|\hat\gamma| \log N` is the result. As all keep as many weights, it is that of the largest likelihood.
+
+Source: Sun, Song and Liang (2021), Consistent sparse deep learning, of whose ten runs these are three.
 """
 
 import math

@@ -5,9 +5,9 @@ The gradient is taken at the masked weights and applied to the dense ones, so th
 .. math::
     w_{t+1} = w_t - \gamma_t \nabla L(m_t \odot w_t).
 
-Every 16 steps the mask becomes the largest weights of all layers together, of a share that falls along a cubic to the wanted one
-at three quarters of the run; from there the mask stays. The result is :math:`m \odot w`. Momentum and weight decay are those of
-the dense weights. Biases and BatchNorm stay and are counted.
+Every 16 steps the mask becomes the largest weights of all layers together, of a share that falls along a cubic to the
+wanted one at three quarters of the run; from there the mask stays. The result is :math:`m \odot w`. Momentum and weight
+decay are those of the dense weights. Biases and BatchNorm stay and are counted.
 """
 
 from pruning.training import Fitted, Policy, Problem, Training, largest, single

@@ -1,7 +1,7 @@
 """Monte Carlo dropout: dropped inputs of the layers while training, and while predicting, averaged (Gal and Ghahramani 2016).
 
-Each input of a layer with weights, but for the images themselves, is zero with probability p, the others are divided by 1 - p. A
-prediction is the average over 30 such networks; BatchNorm uses its running statistics then.
+Each input of a layer with weights, but for the images themselves, is zero with probability p, the others are divided by 1
+- p. A prediction is the average over 30 such networks; BatchNorm uses its running statistics then.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A deep ensemble: dense networks from different starts and orders of batches, their probabilities averaged.
 
-Lakshminarayanan, Pritzel and Blundell (2017), without adversarial training. Five networks take five trainings and five times the
-weights, which the share kept says: 5.
+Lakshminarayanan, Pritzel and Blundell (2017), without adversarial training. Five networks take five trainings and five
+times the weights, which the share kept says: 5.
 """
 
 from collections.abc import Iterator

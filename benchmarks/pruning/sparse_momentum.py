@@ -3,13 +3,15 @@
 Every layer starts with the same share of its weights, at random. After each epoch but the last
 
 1. each layer loses the smallest of its weights, a share p of them, which falls along a half cosine from 0.5 to 0.005;
-2. what was lost is shared among the layers in proportion to the mean size of the momentum of the weights that they kept before;
+2. what was lost is shared among the layers in proportion to the mean size of the momentum of the weights that they had;
    what a layer has no room for goes to the others;
-3. in each layer those come back, as zeros, whose momentum is largest. Momentum is that of all coordinates, whatever the mask.
+3. in each layer those come back whose momentum is largest, from zero, or with their value if they were dropped just now.
+   Momentum is that of all coordinates, whatever the mask.
 
-The count is exact at every step, where its authors correct for rounding after the fact; a weight that is dropped and comes back at once
-starts from zero, where theirs keeps its value. A layer of more than average momentum that is nearly dense loses no larger share
-than it lacks, as in their code. Biases and BatchNorm stay and are counted.
+As in its authors' code, a layer of more than average momentum that is nearly dense loses no larger share than it lacks.
+The count is exact at every step, where theirs is corrected for rounding after the fact. An epoch has 100 steps at least:
+of digits it has 12, in which no weight can grow before it is dropped again, whole filters die, and BatchNorm makes the
+momentum of those explode (all accuracy was lost). Biases and BatchNorm stay and are counted.
 """
 
 import math
@@ -19,6 +21,7 @@ from pruning.training import Fitted, Policy, Problem, Training, largest, shares,
 from torch import Tensor
 
 FIRST_RATE, LAST_RATE = 0.5, 0.005
+LEAST_STEPS = 100  # between two exchanges
 
 
 def random_masks(training: Training) -> Tensor:
@@ -44,7 +47,9 @@ class Regrow(Policy):
         training.keep_only(random_masks(training))
 
     def after(self, training: Training, number: int) -> None:
-        if training.number % training.problem.steps_per_epoch == 0 and training.number < training.problem.num_steps:
+        problem = training.problem
+        period = problem.steps_per_epoch * math.ceil(LEAST_STEPS / problem.steps_per_epoch)
+        if training.number % period == 0 and training.number < problem.num_steps:
             self.move(training, drop_rate(training.share))
 
     @staticmethod
@@ -63,7 +68,6 @@ class Regrow(Policy):
             sizes = training.weights[part].abs().masked_fill(~mask[part], -1.0)
             mask[part] = largest(sizes, count)
             dropped += kept - count
-        training.keep_only(mask.clone())
         room = [int((~mask[part]).sum()) for part in layers]
         for part, count in zip(layers, shares(dropped, contributions, room), strict=True):
             mask[part] |= largest(momentum[part].masked_fill(mask[part], -1.0), count)

@@ -1,8 +1,8 @@
 r"""SWAG: a normal law around the average of the last iterates of SGD (Maddox, Garipov, Izmailov, Vetrov and Wilson 2019).
 
 The learning rate stays where it was at the first drop. From 161 of 300 epochs on, after each one, the weights
-:math:`\theta_i` enter the running means of :math:`\theta` and :math:`\theta^2`, and their deviation from the mean so far is a column
-of :math:`D`, of which the last K = 20 stay. A draw is
+:math:`\theta_i` enter the running means of :math:`\theta` and :math:`\theta^2`, and their deviation from the mean so far
+is a column of :math:`D`, of which the last K = 20 stay. A draw is
 
 .. math::
     \theta = \bar\theta + \tfrac{1}{\sqrt 2} \Sigma_\mathrm{diag}^{1/2} z_1 + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2, \quad

@@ -9,19 +9,19 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_sparse.inference.minibatch import AugmentedBatches, Augment, Batches, stream
+from pyro_sparse.inference.minibatch import Augment, AugmentedBatches, Batches, stream
 
 Images = tuple[Tensor, Tensor]
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The deadline came; what was there is saved."""
 
 
@@ -185,7 +185,7 @@ class Training:
         """All steps that are left.
 
         Raises:
-            OutOfTime: at the deadline, after saving.
+            OutOfTimeError: at the deadline, after saving.
         """
         path = None if self.problem.folder is None else self.problem.folder / f"{name}-{self.seed}.pt"
         if path is not None and path.exists():
@@ -197,10 +197,11 @@ class Training:
             self.seconds = before + time.perf_counter() - begun
             if time.monotonic() > self.problem.deadline and self.number < self.problem.num_steps:
                 self.save(path)
-                raise OutOfTime(f"{name} at step {self.number} of {self.problem.num_steps}")
+                raise OutOfTimeError(f"{name} at step {self.number} of {self.problem.num_steps}")
+        loss = float(self.loss)  # which waits for a card to end its work
         self.seconds = before + time.perf_counter() - begun
-        if not math.isfinite(float(self.loss)):
-            raise ArithmeticError(f"{name} ended with a loss of {float(self.loss)}")
+        if not math.isfinite(loss):
+            raise ArithmeticError(f"{name} ended with a loss of {loss}")
         torch.mul(self.weights, self.mask, out=self.seen)
         self.save(path)
         self.net.eval()
