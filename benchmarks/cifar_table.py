@@ -1,4 +1,5 @@
-"""The paper's two image tables with our rows beside its own, from what gpu/cifar.py wrote: benchmarks/results/cifar.md.
+"""The paper's two image tables with our rows beside its own, from what gpu/cifar.py and gpu/cifar_rivals.py wrote:
+benchmarks/results/cifar.md.
 
     python benchmarks/cifar_table.py                      of benchmarks/results/gpu_cifar*.jsonl
     python benchmarks/cifar_table.py --seeds 1-3          and what is missing of three runs each
@@ -23,6 +24,8 @@ OURS = {
     "whole": "average over whole draws",
 }
 COUNTERPARTS = {"average": "BNN_average", "anneal": "BNN_anneal", "dense": "dense"}
+PRUNED = ("BNN_BIC", "SM", "DSR", "DPF")
+DENSE = ("dense", "MC dropout", "deep ensemble", "SWAG")  # which keep all weights, whatever the share
 PLAIN = {"epochs": 300, "precision": "bfloat16", "erase_prob": 0.5, "train_rows": 50_000, "svhn_rows": 26_032}
 NAMED = {
     "epochs": "{} epochs",
@@ -68,7 +71,8 @@ CALIBRATION = {
 
 def measured(folder: Path) -> list[Row]:
     """All rows but those of smoke tests; of a figure that was measured twice the last."""
-    rows = [row for path in sorted(folder.glob("gpu_cifar*.jsonl")) for row in read_rows(path) if not row["smoke"]]
+    paths = [path for stem in ("gpu_rivals", "gpu_cifar") for path in sorted(folder.glob(f"{stem}*.jsonl"))]
+    rows = [row for path in paths for row in read_rows(path) if not row["smoke"]]
     names = ("kind", "card", "setting", "depth", "keep", "seed", "predictor", "method", *PLAIN)
     return list({tuple(row.get(name) for name in names): row for row in rows}.values())
 
@@ -101,7 +105,7 @@ def lines_of(rows: list[Row], setting: str, predictor: str) -> dict[str, list[li
     for how in sorted({departures(row) for row in some}):
         alike = [row for row in some if departures(row) == how]
         found[how] = [
-            [row for row in alike if row["depth"] == depth and (setting == "dense" or row["keep"] == keep)]
+            [row for row in alike if row["depth"] == depth and (setting in DENSE or row["keep"] == keep)]
             for depth, keep in NETWORKS
         ]
     return found
@@ -126,17 +130,17 @@ def calibration_cell(rows: list[Row]) -> str:
 def beside(
     rows: list[Row], cell: Callable[[list[Row]], str], paper: dict[str, tuple[str, ...]]
 ) -> list[tuple[str, Iterable[str]]]:
-    """Our lines, each before its counterpart of the paper, then the paper's others."""
+    """What was measured, each line before its counterpart of the paper, then the paper's others."""
     lines: list[tuple[str, Iterable[str]]] = []
     left = dict(paper)
-    for predictor in ("dense", *OURS):
-        setting = "dense" if predictor == "dense" else "keep"
-        for how, cells in lines_of(rows, setting, predictor).items():
-            name = OURS.get(predictor, "dense, SGD") + (f", {how}" if how else "")
+    for predictor in ("dense", *OURS, *PRUNED, *DENSE[1:]):
+        for how, cells in lines_of(rows, "keep" if predictor in OURS else predictor, predictor).items():
+            name = OURS.get(predictor, predictor) + (f", {how}" if how else "")
             lines.append((f"**{name}**", [cell(some) for some in cells]))
-        if COUNTERPARTS.get(predictor) in left:
-            lines.append((f"{COUNTERPARTS[predictor]}, paper", left.pop(COUNTERPARTS[predictor])))
-    return lines + [(f"{name}, paper", cells) for name, cells in left.items()]
+        counterpart = COUNTERPARTS.get(predictor, predictor)
+        if counterpart in left:
+            lines.append((f"{counterpart}, paper", left.pop(counterpart)))
+    return lines
 
 
 def readings(rows: list[Row]) -> list[tuple[str, Iterable[str]]]:
@@ -149,6 +153,18 @@ def readings(rows: list[Row]) -> list[tuple[str, Iterable[str]]]:
         for how, cells in lines_of(rows, setting, predictor).items()
     ]
     return [*lines, *((f"{name}, paper", ACCURACY[name]) for name in ("BNN_average", "BNN_anneal"))]
+
+
+def costs(rows: list[Row]) -> str:
+    """Of the rivals: seconds of an epoch of one training, trainings, memory."""
+    head = ["", "card", "precision", "trainings", "seconds an epoch of each", "state of one, MiB", "peak, GiB"]
+    text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in (row for row in rows if row["kind"] == "predicted" and "num_trainings" in row):
+        name = f"ResNet-{row['depth']}, {row['setting']}" + f", {100 * row['keep']:g} %" * (row["keep"] < 1)
+        peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row else "-"
+        figures = f"{row['num_trainings']} | {row['seconds_an_epoch']:.3f} | {row['state_mib']:.1f} | {peak}"
+        text.append(f"| {name} | {row['card']} | {row['precision']} | {figures} |")
+    return "\n".join(text)
 
 
 def speeds(rows: list[Row]) -> str:
@@ -164,9 +180,10 @@ def missing(rows: list[Row], wanted: list[int]) -> list[str]:
     """Commands for what no full run is there of, one a setting."""
     wholes = [row for row in rows if row["kind"] == "predicted" and not departures(row)]
     commands = []
-    for setting in ("keep", "dense", "paper-text", "paper-scripts"):
-        predictor = "dense" if setting == "dense" else "anneal"
-        networks = [(depth, 1.0) for depth in (20, 32)] if setting == "dense" else list(NETWORKS)
+    for setting in ("keep", "dense", "paper-text", "paper-scripts", *PRUNED, *DENSE[1:]):
+        rival = setting in PRUNED or setting in DENSE[1:]
+        predictor = setting if rival or setting == "dense" else "anneal"
+        networks = [(depth, 1.0) for depth in (20, 32)] if setting in DENSE else list(NETWORKS)
         there = {
             (row["depth"], row["keep"], row["seed"])
             for row in wholes
@@ -175,9 +192,9 @@ def missing(rows: list[Row], wanted: list[int]) -> list[str]:
         left = [(d, k, s) for s in wanted for d, k in networks if (d, k, s) not in there]
         if left:
             runs = ",".join(f"{depth}:{keep:g}:{seed}" for depth, keep, seed in left)
-            commands.append(
-                f"python benchmarks/gpu/cifar.py --setting {setting} --runs {runs} --stages run --data DIR --folder RUNS"
-            )
+            what = f'cifar_rivals.py --methods "{setting}"' if rival else f"cifar.py --setting {setting}"
+            stages = "" if rival else " --stages run"
+            commands.append(f"python benchmarks/gpu/{what} --runs {runs}{stages} --data DIR --folder RUNS")
     return commands
 
 
@@ -202,6 +219,8 @@ def report(rows: list[Row], wanted: list[int]) -> str:
         table("", readings(rows)),
         "## A step",
         speeds(rows),
+        "## What the rivals cost",
+        costs(rows),
     ]
     commands = missing(rows, wanted)
     if commands:

@@ -13,7 +13,6 @@ accuracy.
 """
 
 import argparse
-import statistics
 import time
 import warnings
 from pathlib import Path
@@ -23,7 +22,7 @@ import pyro.distributions as dist
 import torch
 from common import RESULTS, Row, append_row, is_done, read_rows, seeds
 from gpu import cifar
-from pruning.methods import METHODS, row_of
+from pruning.methods import METHODS, row_of, table
 from pruning.training import Problem, Recipe
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -32,7 +31,6 @@ from torch import Tensor, nn
 import pyro_sparse as ps
 
 OUTPUT = RESULTS / "pruning_digits.jsonl"
-OURS = {"average": "ours, average over sparse draws", "anneal": "ours, selected and refitted"}
 KEEP, BATCH, RATE, DECAY = 0.1, 50, 0.1, 5e-4
 
 
@@ -78,13 +76,13 @@ def ours(seed: int, data: cifar.Data, epochs: int) -> dict[str, Row]:
     average |= cifar.measures(data, ps.predict(run, images, sparse=True)["mean"].values)
     one = float(run.spec.layout.parameters(structure.kept(run.positions[0])).double().mean())
     refitted = shared | {"kept": one, "note": ""} | cifar.measures(data, ps.predict(fit, images)["mean"].values)
-    return {OURS["average"]: average, OURS["anneal"]: refitted}
+    return {"average": average, "anneal": refitted}
 
 
 def run(method: str, seed: int, data: cifar.Data, epochs: int, folder: Path, output: Path) -> None:
     """The rows of one method and seed, unless the output has them."""
-    names = list(OURS.values()) if method == "ours" else [method]
-    keys = [{"method": name, "seed": seed, "epochs": epochs} for name in names]
+    names = ["average", "anneal"] if method == "ours" else [method]
+    keys = [{"kind": "predicted", "predictor": name, "seed": seed, "epochs": epochs} for name in names]
     if all(is_done(output, key) for key in keys):
         return
     begun = time.process_time()
@@ -95,31 +93,7 @@ def run(method: str, seed: int, data: cifar.Data, epochs: int, folder: Path, out
         problem = Problem(network, lambda net, images: net(images), data.train, None, recipe, KEEP, folder)
         found = {method: row_of(method, problem, seed, data)}
     for key in keys:
-        append_row(output, key | found[key["method"]] | {"cpu_seconds": round(time.process_time() - begun, 1)})
-
-
-def table(rows: list[Row]) -> str:
-    """Means over seeds, standard deviations in brackets."""
-    columns = {"kept": (100, 2), "accuracy": (100, 2), "nll": (1, 4), "ece": (1, 4), "js_distance": (1, 2)}
-    costs = {"seconds_an_epoch": 3, "num_trainings": 0, "state_mib": 2}
-    heads = ["", "seeds", "kept, %", "accuracy, %", "NLL", "ECE", "JS-distance"]
-    heads += ["seconds an epoch", "trainings", "state, MiB", "CPU seconds"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for method in [*OURS.values(), *METHODS]:
-        own = [row for row in rows if row["method"] == method]
-        if own:
-            cells = [
-                _mean_sd([factor * row[name] for row in own], digits) for name, (factor, digits) in columns.items()
-            ]
-            cells += [f"{statistics.mean(row[name] for row in own):.{digits}f}" for name, digits in costs.items()]
-            cells.append(f"{statistics.mean(row['cpu_seconds'] for row in own):.0f}")
-            lines.append(f"| {method} | {len(own)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _mean_sd(values: list[float], digits: int) -> str:
-    spread = f" ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{spread}"
+        append_row(output, key | found[key["predictor"]] | {"cpu_seconds": round(time.process_time() - begun, 1)})
 
 
 def main() -> None:

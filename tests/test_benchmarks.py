@@ -477,6 +477,7 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
         made_up_rows("average", epochs=100, accuracy=0.91, svhn_rows=10_000),
         made_up_rows("anneal", depth=32, keep=0.05, erase_prob=0.0),
         made_up_rows("dense", setting="dense", keep=1.0, kept=1.0, accuracy=0.931),
+        made_up_rows("DPF", setting="DPF", accuracy=0.9, seconds_an_epoch=2.0, num_trainings=1, state_mib=8.0),
         made_up_rows("anneal", setting="paper-text", kept=0.3),
         made_up_rows("average", smoke=True, seed=3, accuracy=0.1),
         {"kind": "done", "smoke": False, "card": "a card"},
@@ -484,13 +485,16 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
     for row in rows:
         common.append_row(tmp_path / "gpu_cifar_1.jsonl", row)
     found = table.measured(tmp_path)
-    assert len(found) == 7
+    assert len(found) == 8
     lines = table.report(found, [1, 2]).splitlines()
     own = "| **average over sparse draws** | - | 92.50 (0.71) [10.00 (0.06)] | - | - |"
     assert lines[lines.index(own) + 2].startswith("| BNN_average, paper | 92.53 [19.85] | 91.65 [9.88] |")
     assert "| **average over sparse draws, 100 epochs** | - | 91.00 [10.00] | - | - |" in lines
     assert "| **selected and refitted, erasing 0.0** | - | - | - | 92.00 [10.00] |" in lines
-    assert "| **dense, SGD** | 93.10 | 93.10 | - | - |" in lines
+    assert "| **dense** | 93.10 | 93.10 | - | - |" in lines
+    rival = "| **DPF** | - | 90.00 [10.00] | - | - |"
+    assert lines[lines.index(rival) + 1].startswith("| DPF, paper | 92.17 | 90.88 |")
+    assert "| ResNet-20, DPF, 10 % | a card | bfloat16 | 1 | 2.000 | 8.0 | - |" in lines
     assert "| **average over sparse draws** | - | 0.2600 (0.0141) / 9.00 (0.00) / 0.0100 (0.0000) | - | - |" in lines
     assert "| as the text has them, selected and refitted | - | 92.00 [30.00] | - | - |" in lines
     assert sum("10000 images of SVHN" in line for line in lines) == 1
@@ -501,6 +505,9 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
     # An average alone is no full set of predictors, and 300 epochs without erasing are not the paper's.
     assert commands[0].startswith(f"{start} keep --runs 20:0.2:1,20:0.1:1,32:0.1:1,32:0.05:1,20:0.2:2")
     assert "no card yet" in table.report([], [1]) and table.report([], [1]).count(start) == 4
+    rivals = [line for line in lines if line.startswith("python benchmarks/gpu/cifar_rivals.py --methods")]
+    assert len(rivals) == 7 and '"DPF" --runs 20:0.2:1,32:0.1:1,32:0.05:1,20:0.2:2,20:0.1:2' in rivals[3]
+    assert '"SWAG" --runs 20:1:1,32:1:1,20:1:2,32:1:2 --data DIR' in rivals[6]
 
 
 def test_rates_and_phases_of_the_ablation_on_images(load: Any) -> None:

@@ -1,8 +1,9 @@
-"""The pruning rivals of the benchmarks: each against its defining equations, on problems small enough for hand or brute force."""
+"""The pruning rivals of the benchmarks, each against its defining equations, on problems small enough to do by hand."""
 
+import json
 import math
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def network(seed: int) -> nn.Module:
 
 
 def problem_of(load: Any, **changed: Any) -> Any:
-    """60 rows of six inputs and three classes, five batches an epoch, 20 epochs; 130 parameters, 103 of them of layers, 52 to keep."""
+    """60 rows, three classes, 20 epochs of five batches; 130 parameters, 103 of them of layers, 52 to keep."""
     training = load("pruning.training")
     torch.manual_seed(0)
     x = torch.randn(ROWS, 6)
@@ -258,14 +259,14 @@ def test_dsr_reallocates_in_proportion_to_what_is_left(load: Any) -> None:
 def test_dsr_moves_its_threshold_and_hides_gradients_outside_the_mask(load: Any) -> None:
     dsr = load("pruning.dsr")
     policy = dsr.Reallocate()
-    weights = [4.0, -3.0, 2.0, 1.0, 1.0, 0.0, 0.0, 0.0], [5.0, 2.0, 0.0, 0.0]
-    training = two_layers(load, policy, *weights)
+    weights = [4.0, -3.0, 2.0, 1.0, 1.0, 0.0, 0.0, 0.0, 5.0, 2.0, 0.0, 0.0]
+    training = two_layers(load, policy, weights[:8], weights[8:])
     training.extra["threshold"] = torch.tensor(0.5)
     policy.move(training)  # drops nothing, less than 0.9 × 1.4 % of 12
-    assert float(training.extra["threshold"]) == 1.0 and training.mask.tolist() == [w != 0 for w in sum(weights, [])]
+    assert float(training.extra["threshold"]) == 1.0 and training.mask.tolist() == [w != 0 for w in weights]
     training.gradient = torch.ones(12)
     policy.gradient(training, 0)
-    assert training.gradient.tolist() == [float(w != 0) for w in sum(weights, [])]
+    assert training.gradient.tolist() == [float(w != 0) for w in weights]
     due = [number for number in range(100_000) if dsr.is_due(number, 100_000)]
     periods = {end: due[due.index(end) + 1] - end for end in (100, 12_600, 40_000, 70_400)}
     assert periods == {100: 100, 12_600: 200, 40_000: 400, 70_400: 800} and 94_000 < due[-1] < 95_000
@@ -416,11 +417,11 @@ def test_sparse_methods_keep_exactly_the_wanted_share_of_all_parameters(load: An
     assert int((weights != 0).sum()) >= 49  # one that grew where nothing reaches it is still zero
     probs = module.probabilities(problem, fitted, problem.train[0])
     accuracy = float((probs.argmax(1) == problem.train[1]).double().mean())
-    assert accuracy > 0.7, accuracy  # a third by chance
+    assert accuracy > 0.55, accuracy  # a third by chance, with a standard error of 0.06
 
 
 def test_a_share_that_biases_alone_exceed_is_refused(load: Any) -> None:
-    with pytest.raises(ValueError, match="keep must leave weights beside the 27 biases and scales, got 0.2"):
+    with pytest.raises(ValueError, match=r"keep must leave weights beside the 27 biases and scales, got 0\.2"):
         load("pruning.dpf").fit(problem_of(load, keep=0.2), 0)
 
 
@@ -455,3 +456,43 @@ def test_the_row_of_a_method_is_complete(load: Any) -> None:
     assert {"accuracy", "nll", "ece", "brier", "js_distance", "note"} <= set(row)
     # weights, what the network sees, momentum and gradient in four bytes, the mask in one, BatchNorm's 8 + 8 numbers and count
     assert row["state_mib"] * 2**20 == 130 * 17 + 4 * 16 + 8
+
+
+def test_the_table_of_methods_by_hand(load: Any) -> None:
+    table = load("pruning.methods").table
+    row = {"kind": "predicted", "predictor": "DPF", "kept": 0.1, "accuracy": 0.9, "nll": 0.3, "ece": 0.02}
+    row |= {"js_distance": 5.0, "seconds_an_epoch": 0.2, "num_trainings": 1, "state_mib": 0.5, "cpu_seconds": 10.0}
+    rows = [row, row | {"accuracy": 0.92}, {"kind": "stopped", "predictor": "DPF"}]
+    rows.append({"kind": "predicted", "predictor": "anneal", "kept": 0.1, "accuracy": 0.91, "nll": 0.4, "ece": 0.03})
+    lines = table(rows).splitlines()
+    assert lines[2] == "| ours, selected and refitted | 1 | 10.00 | 91.00 | 0.4000 | 0.0300 | - | - | - | - | - |"
+    figures = "10.00 (0.00) | 91.00 (1.41) | 0.3000 (0.0000) | 0.0200 (0.0000) | 5.00 (0.00)"
+    assert lines[3] == f"| DPF | 2 | {figures} | 0.200 | 1 | 0.50 | 10 |" and len(lines) == 4
+
+
+def rows_of(script: str, output: Path, *options: str) -> list[dict[str, Any]]:
+    command = [sys.executable, str(BENCHMARKS / script), "--smoke", "--output", str(output), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_the_rivals_on_images_stop_in_time_and_go_on(tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--methods", "DPF", "SWAG", "--folder", str(tmp_path / "runs"))
+    stopped = rows_of("gpu/cifar_rivals.py", tmp_path / "rows.jsonl", *options, "--minutes", "0.01")
+    assert [row["kind"] for row in stopped] == ["stopped", "left"] and "DPF" in stopped[0]["predictor"]
+    rows = rows_of("gpu/cifar_rivals.py", tmp_path / "rows.jsonl", *options)[2:]
+    assert [(row["kind"], row["setting"]) for row in rows] == [("predicted", "DPF"), ("predicted", "SWAG")]
+    assert rows[0]["kept"] == pytest.approx(0.1, abs=5e-5) and rows[1]["kept"] == rows[1]["keep"] == 1
+    assert rows_of("gpu/cifar_rivals.py", tmp_path / "rows.jsonl", *options) == stopped + rows
+
+
+@pytest.mark.slow
+def test_the_digits_run_with_all_methods(load: Any, tmp_path: Path) -> None:
+    rows = rows_of("pruning_digits.py", tmp_path / "rows.jsonl")
+    methods = load("pruning.methods")
+    assert [row["predictor"] for row in rows] == ["average", "anneal", *methods.METHODS]
+    for row in rows:
+        wanted = 5.0 if row["predictor"] == "deep ensemble" else 1.0 if row["predictor"] in methods.DENSE else 0.1
+        assert row["kept"] == pytest.approx(wanted, abs=0.01), row["predictor"]
+    assert max(row["accuracy"] for row in rows) > 0.9
+    assert (tmp_path / "rows.md").read_text() == methods.table(rows)

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import RESULTS, Row, append_row, is_done
+from common import RESULTS, Row, append_row, is_done, read_rows
 from gpu import cifar
-from pruning.methods import DENSE, METHODS, row_of
+from pruning.methods import DENSE, METHODS, row_of, table
 from pruning.training import OutOfTimeError, Problem, Recipe
 
 
@@ -97,27 +97,30 @@ def main() -> None:
         "erase_prob": 0.0 if arguments.no_erasing else 0.5,
         "batch": min(128, len(data.train[0]) // 5),
     }
-    tasks = tasks_of(arguments.runs or [(8 if smoke else 20, 0.1, 1)], arguments.methods, shared)
+    runs = arguments.runs or [(8 if smoke else 20, 0.1, 1)]
+    tasks = tasks_of(runs, arguments.methods, shared)
     card = torch.cuda.get_device_name(device) if on_card else "cpu"
     about = {"card": card, "smoke": smoke, "deterministic": True} | data.about()
     for task in tasks:
         key = about | task.about() | {"kind": "predicted", "predictor": task.setting}
         if not is_done(arguments.output, key):
             append_row(arguments.output, key | made(task, data, arguments.folder, deadline), "torchvision", "numpy")
+    if len({(depth, keep) for depth, keep, _ in runs}) == 1:
+        print(table(read_rows(arguments.output)))
 
 
 def made(task: cifar.Task, data: cifar.Data, folder: Path, deadline: float) -> Row:
     """The row of one method; a fault of one costs no other."""
     if time.monotonic() > deadline:
         return {"kind": "left", "reason": "time is over"}
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     try:
         row = row_of(task.setting, problem_of(task, data, folder, deadline), task.seed, data)
     except OutOfTimeError as stop:
         row = {"kind": "stopped", "reason": str(stop)}
     except Exception as error:
         row = {"kind": "failed", "error": cifar.said(error)}
-    return row | {"seconds": time.perf_counter() - begun}
+    return row | {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - cpu}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""All methods by name, and the row of one."""
+"""All methods by name, the row of one, and the table of many."""
 
 import math
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,12 @@ METHODS: dict[str, Callable[[Problem, int], Fitted]] = {
     "MC dropout": dropout.fit,
     "deep ensemble": ensemble.fit,
     "SWAG": swag.fit,
+}
+OURS = {
+    "average": "ours, average over sparse draws",
+    "refreshed": "the same, statistics anew",
+    "anneal": "ours, selected and refitted",
+    "whole": "ours, average over whole draws",
 }
 DENSE = ("dense", "MC dropout", "deep ensemble", "SWAG")  # which keep all weights, whatever the share
 
@@ -45,3 +52,27 @@ def row_of(name: str, problem: Problem, seed: int, data: cifar.Data) -> Row:
     if not math.isfinite(loss):
         raise ArithmeticError(f"{name} predicts with an NLL of {loss}")
     return row
+
+
+def table(rows: list[Row]) -> str:
+    """Means over seeds, standard deviations in brackets, of the rows of one network."""
+    quality = {"kept": (100, 2), "accuracy": (100, 2), "nll": (1, 4), "ece": (1, 4), "js_distance": (1, 2)}
+    costs = {"seconds_an_epoch": (1, 3), "num_trainings": (1, 0), "state_mib": (1, 2), "cpu_seconds": (1, 0)}
+    heads = ["", "seeds", "kept, %", "accuracy, %", "NLL", "ECE", "JS-distance"]
+    heads += ["seconds an epoch", "trainings", "state, MiB", "CPU seconds"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for predictor in [*OURS, *METHODS]:
+        own = [row for row in rows if row["kind"] == "predicted" and row["predictor"] == predictor]
+        if own:
+            cells = [_mean_sd(own, name, *how) for name, how in quality.items()]
+            cells += [_mean_sd(own, name, *how).split(" ")[0] for name, how in costs.items()]
+            lines.append(f"| {OURS.get(predictor, predictor)} | {len(own)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean_sd(rows: list[Row], name: str, factor: float, digits: int) -> str:
+    values = [factor * row[name] for row in rows if row.get(name) is not None]
+    if not values:
+        return "-"
+    spread = f" ({statistics.stdev(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
