@@ -50,9 +50,11 @@ def network(seed: int) -> nn.Module:
         return ps.resnet(8, width=8, in_channels=1)
 
 
-def ours(seed: int, data: cifar.Data, epochs: int) -> dict[str, Row]:
-    """The row of the average and of the refitted network, from one run."""
-    sparse = ps.sparsify(network(seed))
+def ours(seed: int, data: cifar.Data, epochs: int, stiff: bool = False) -> dict[str, Row]:
+    """The row of the average and of the refitted network, from one run; ``stiff``: at the paper's probability of the slab."""
+    slab = (DECAY * len(data.train[0])) ** -0.5
+    prior = ps.SpikeSlab(1e-9, 0.002 * slab, slab, 0.5 * slab) if stiff else None
+    sparse = ps.sparsify(network(seed), prior)
 
     def model(images: Tensor, labels: Tensor | None = None) -> Tensor:
         logits = sparse(images)
@@ -76,18 +78,20 @@ def ours(seed: int, data: cifar.Data, epochs: int) -> dict[str, Row]:
     average |= cifar.measures(data, ps.predict(run, images, sparse=True)["mean"].values)
     one = float(run.spec.layout.parameters(structure.kept(run.positions[0])).double().mean())
     refitted = shared | {"kept": one, "note": ""} | cifar.measures(data, ps.predict(fit, images)["mean"].values)
-    return {"average": average, "anneal": refitted}
+    prefix = "stiff " * stiff
+    return {prefix + "average": average, prefix + "anneal": refitted}
 
 
 def run(method: str, seed: int, data: cifar.Data, epochs: int, folder: Path, output: Path) -> None:
     """The rows of one method and seed, unless the output has them."""
-    names = ["average", "anneal"] if method == "ours" else [method]
+    own = {"ours": ["average", "anneal"], "stiff": ["stiff average", "stiff anneal"]}
+    names = own.get(method, [method])
     keys = [{"kind": "predicted", "predictor": name, "seed": seed, "epochs": epochs} for name in names]
     if all(is_done(output, key) for key in keys):
         return
     begun = time.process_time()
-    if method == "ours":
-        found = ours(seed, data, epochs)
+    if method in own:
+        found = ours(seed, data, epochs, method == "stiff")
     else:
         recipe = Recipe(epochs, BATCH, RATE, weight_decay=DECAY)
         problem = Problem(network, lambda net, images: net(images), data.train, None, recipe, KEEP, folder)
@@ -98,7 +102,9 @@ def run(method: str, seed: int, data: cifar.Data, epochs: int, folder: Path, out
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="*", choices=["ours", *METHODS], default=["ours", *METHODS])
+    parser.add_argument(
+        "--methods", nargs="*", choices=["ours", "stiff", *METHODS], default=["ours", "stiff", *METHODS]
+    )
     parser.add_argument("--seeds", type=seeds, default=[1, 2, 3], help="such as 1-3")
     parser.add_argument("--table", action="store_true", help="only write the table of what is there")
     parser.add_argument("--smoke", action="store_true", help="12 epochs, one seed")

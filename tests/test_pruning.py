@@ -490,7 +490,13 @@ def test_the_rivals_on_images_stop_in_time_and_go_on(tmp_path: Path) -> None:
 def test_the_digits_run_with_all_methods(load: Any, tmp_path: Path) -> None:
     rows = rows_of("pruning_digits.py", tmp_path / "rows.jsonl")
     methods = load("pruning.methods")
-    assert [row["predictor"] for row in rows] == ["average", "anneal", *methods.METHODS]
+    assert [row["predictor"] for row in rows] == [
+        "average",
+        "anneal",
+        "stiff average",
+        "stiff anneal",
+        *methods.METHODS,
+    ]
     for row in rows:
         wanted = 5.0 if row["predictor"] == "deep ensemble" else 1.0 if row["predictor"] in methods.DENSE else 0.1
         assert row["kept"] == pytest.approx(wanted, abs=0.01), row["predictor"]

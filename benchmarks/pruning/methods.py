@@ -25,6 +25,8 @@ OURS = {
     "refreshed": "the same, statistics anew",
     "anneal": "ours, selected and refitted",
     "whole": "ours, average over whole draws",
+    "stiff average": "ours under a stiffer prior, average",
+    "stiff anneal": "ours under a stiffer prior, refitted",
 }
 DENSE = ("dense", "MC dropout", "deep ensemble", "SWAG")  # which keep all weights, whatever the share
 
