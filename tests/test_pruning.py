@@ -425,7 +425,7 @@ def test_a_share_that_biases_alone_exceed_is_refused(load: Any) -> None:
         load("pruning.dpf").fit(problem_of(load, keep=0.2), 0)
 
 
-@pytest.mark.parametrize("name", [*SPARSE, "dense", "SWAG"])
+@pytest.mark.parametrize("name", [*SPARSE, "dense", "MC dropout", "SWAG"])
 def test_a_stopped_training_goes_on_to_the_same_bits(load: Any, tmp_path: Path, name: str) -> None:
     methods, module = load("pruning.methods"), load("pruning.training")
     problem = problem_of(load)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from pruning.training import Fitted, Policy, Problem, Training
 from torch import Tensor, nn
@@ -27,12 +28,21 @@ def with_dropout(net: nn.Module, rate: float = RATE) -> nn.Module:
     return net
 
 
+class Seeded(Training):
+    """What is dropped in a step is a function of seed and step, though PyTorch's dropout knows the global generator alone."""
+
+    def step(self) -> None:
+        torch.manual_seed(self.generator("dropout").initial_seed())
+        super().step()
+
+
 def fit(problem: Problem, seed: int) -> Fitted:
     """One network, and 30 of what dropout makes of it."""
     changed = replace(problem, network=lambda number: with_dropout(problem.network(number)))
-    training = Training(changed, Policy(), seed).run("dropout")
+    training = Seeded(changed, Policy(), seed).run("dropout")
 
     def networks() -> Iterator[nn.Module]:
+        torch.manual_seed(training.generator("dropout").initial_seed())
         return (training.net for _ in range(PASSES))
 
     return Fitted(networks, [training], 1.0, f"dropout {RATE}, {PASSES} passes")
