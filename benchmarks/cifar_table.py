@@ -26,8 +26,10 @@ OURS = {
 COUNTERPARTS = {"average": "BNN_average", "anneal": "BNN_anneal", "dense": "dense"}
 PRUNED = ("BNN_BIC", "SM", "DSR", "DPF")
 DENSE = ("dense", "MC dropout", "deep ensemble", "SWAG")  # which keep all weights, whatever the share
-PLAIN = {"epochs": 300, "precision": "bfloat16", "erase_prob": 0.5, "train_rows": 50_000, "svhn_rows": 26_032}
+PLAIN = {"width": 16, "epochs": 300, "precision": "bfloat16", "erase_prob": 0.5, "train_rows": 50_000}
+PLAIN |= {"svhn_rows": 26_032}
 NAMED = {
+    "width": "width {}",
     "epochs": "{} epochs",
     "precision": "{}",
     "erase_prob": "erasing {}",
@@ -71,9 +73,9 @@ CALIBRATION = {
 
 def measured(folder: Path) -> list[Row]:
     """All rows but those of smoke tests; of a figure that was measured twice the last."""
-    paths = [path for stem in ("gpu_rivals", "gpu_cifar") for path in sorted(folder.glob(f"{stem}*.jsonl"))]
+    paths = [path for stem in ("gpu_cifar", "gpu_rivals") for path in sorted(folder.glob(f"{stem}*.jsonl"))]
     rows = [row for path in paths for row in read_rows(path) if not row["smoke"]]
-    names = ("kind", "card", "setting", "depth", "keep", "seed", "predictor", "method", *PLAIN)
+    names = ("kind", "card", "setting", "depth", "keep", "seed", "predictor", "method", "batch", "drops", *PLAIN)
     return list({tuple(row.get(name) for name in names): row for row in rows}.values())
 
 
@@ -91,6 +93,7 @@ def departures(row: Row) -> str:
     parts = [
         NAMED[name].format(row[name]) for name, usual in PLAIN.items() if name != "svhn_rows" and row[name] != usual
     ]
+    parts += ["rates as ours"] * (row.get("drops") == "0.75")
     return ", ".join(parts)
 
 
@@ -119,7 +122,7 @@ def table(head: str, lines: Iterable[tuple[str, Iterable[str]]]) -> str:
 
 def accuracy_cell(rows: list[Row]) -> str:
     kept = mean_sd(rows, "kept", 2, 100.0)
-    return "-" if not rows else mean_sd(rows, "accuracy", 2, 100.0) + f" [{kept}]" * (kept != "100.00")
+    return "-" if not rows else mean_sd(rows, "accuracy", 2, 100.0) + f" [{kept}]" * (not kept.startswith("100.00"))
 
 
 def calibration_cell(rows: list[Row]) -> str:
@@ -161,6 +164,7 @@ def costs(rows: list[Row]) -> str:
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in (row for row in rows if row["kind"] == "predicted" and "num_trainings" in row):
         name = f"ResNet-{row['depth']}, {row['setting']}" + f", {100 * row['keep']:g} %" * (row["keep"] < 1)
+        name += f", seed {row['seed']}" + f", {departures(row)}" * bool(departures(row))
         peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row else "-"
         figures = f"{row['num_trainings']} | {row['seconds_an_epoch']:.3f} | {row['state_mib']:.1f} | {peak}"
         text.append(f"| {name} | {row['card']} | {row['precision']} | {figures} |")

@@ -462,7 +462,15 @@ def test_shares_kept_of_all_parameters_and_of_layers(load: Any) -> None:
 
 def made_up_rows(predictor: str, **changed: Any) -> dict[str, Any]:
     row = {"kind": "predicted", "smoke": False, "card": "a card", "data": "torchvision", "setting": "keep", "depth": 20}
-    row |= {"keep": 0.1, "seed": 1, "epochs": 300, "precision": "bfloat16", "erase_prob": 0.5, "train_rows": 50_000}
+    row |= {
+        "keep": 0.1,
+        "seed": 1,
+        "width": 16,
+        "epochs": 300,
+        "precision": "bfloat16",
+        "erase_prob": 0.5,
+        "train_rows": 50_000,
+    }
     row |= {"svhn_rows": 26_032, "predictor": predictor, "kept": 0.1, "accuracy": 0.92, "nll": 0.25, "ece": 0.01}
     return row | {"js_distance": 9.0} | changed
 
@@ -494,7 +502,7 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
     assert "| **dense** | 93.10 | 93.10 | - | - |" in lines
     rival = "| **DPF** | - | 90.00 [10.00] | - | - |"
     assert lines[lines.index(rival) + 1].startswith("| DPF, paper | 92.17 | 90.88 |")
-    assert "| ResNet-20, DPF, 10 % | a card | bfloat16 | 1 | 2.000 | 8.0 | - |" in lines
+    assert "| ResNet-20, DPF, 10 %, seed 1 | a card | bfloat16 | 1 | 2.000 | 8.0 | - |" in lines
     assert "| **average over sparse draws** | - | 0.2600 (0.0141) / 9.00 (0.00) / 0.0100 (0.0000) | - | - |" in lines
     assert "| as the text has them, selected and refitted | - | 92.00 [30.00] | - | - |" in lines
     assert sum("10000 images of SVHN" in line for line in lines) == 1
@@ -508,6 +516,34 @@ def test_the_table_of_images_by_hand(load: Any, tmp_path: Path) -> None:
     rivals = [line for line in lines if line.startswith("python benchmarks/gpu/cifar_rivals.py --methods")]
     assert len(rivals) == 7 and '"DPF" --runs 20:0.2:1,32:0.1:1,32:0.05:1,20:0.2:2,20:0.1:2' in rivals[3]
     assert '"SWAG" --runs 20:1:1,32:1:1,20:1:2,32:1:2 --data DIR' in rivals[6]
+
+
+def test_the_table_of_images_reads_the_rivals_and_has_the_papers_numbers(load: Any, tmp_path: Path) -> None:
+    table, common = load("cifar_table"), load("common")
+    cost = {"seconds_an_epoch": 2.0, "num_trainings": 1, "state_mib": 8.0, "peak_gib": 1.256}
+    dense = made_up_rows("dense", setting="dense", keep=1.0, kept=1.0, accuracy=0.8)
+    swag = made_up_rows("SWAG", setting="SWAG", keep=1.0, kept=1.0, accuracy=0.7, **cost)
+    common.append_row(tmp_path / "gpu_rivals.jsonl", swag)
+    common.append_row(tmp_path / "gpu_rivals.jsonl", swag | {"kind": "failed", "seed": 2})
+    common.append_row(tmp_path / "gpu_rivals.jsonl", dense | cost)
+    common.append_row(tmp_path / "gpu_cifar.jsonl", dense | {"accuracy": 0.9})
+    lines = table.report(table.measured(tmp_path), [1]).splitlines()
+    assert "| **dense** | 80.00 | 80.00 | - | - |" in lines  # that of gpu/cifar_rivals.py
+    assert "| **SWAG** | 70.00 | 70.00 | - | - |" in lines
+    assert (
+        sum(
+            line.startswith("| ResNet-20, SWAG, seed 1 | a card | bfloat16 | 1 | 2.000 | 8.0 | 1.26 |")
+            for line in lines
+        )
+        == 1
+    )
+    narrow = made_up_rows("DPF", setting="DPF", width=8, accuracy=0.6, drops="0.75")
+    common.append_row(tmp_path / "gpu_rivals.jsonl", narrow)
+    assert "**DPF, width 8, rates as ours** | - | 60.00" in table.report(table.measured(tmp_path), [1])
+    assert table.ACCURACY["SM"] == ("91.54", "89.76", "91.54", "88.68")
+    assert table.ACCURACY["DSR"] == ("91.78", "87.88", "91.41", "84.12")
+    assert table.ACCURACY["DPF"] == ("92.17", "90.88", "92.42", "90.94")
+    assert table.ACCURACY["BNN_BIC"] == ("92.27", "91.27", "92.74", "91.21")
 
 
 def test_rates_and_phases_of_the_ablation_on_images(load: Any) -> None:

@@ -420,6 +420,40 @@ def test_sparse_methods_keep_exactly_the_wanted_share_of_all_parameters(load: An
     assert accuracy > 0.55, accuracy  # a third by chance, with a standard error of 0.06
 
 
+def test_a_training_of_other_settings_begins_anew(load: Any, tmp_path: Path) -> None:
+    """Of another share, recipe, data or start; and what lies beside it stays."""
+    dpf, module = load("pruning.dpf"), load("pruning.training")
+    x, y = problem_of(load).train
+    others: list[dict[str, Any]] = [{}, {"keep": 0.5}, {"recipe": module.Recipe(10, BATCH, 0.1)}, {"train": (x + 1, y)}]
+    others.append({"network": lambda seed: network(seed + 1)})
+    for changed in others:
+        found = dpf.fit(problem_of(load, folder=tmp_path, **changed), 0).trainings[0]
+        right = dpf.fit(problem_of(load, **changed), 0).trainings[0]
+        assert torch.equal(found.seen, right.seen) and found.number == right.number
+    assert len(list(tmp_path.glob("dpf-0-*.pt"))) == len(others)
+
+
+def test_a_killed_training_has_lost_a_minute(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("pruning.training")
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
+
+    class Killed(module.Policy):
+        def after(self, training: Any, number: int) -> None:
+            if number == 40:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training_of(load, Killed(), folder=tmp_path).run("dense")
+    seen: list[int] = []
+
+    class Watched(module.Policy):
+        def after(self, training: Any, number: int) -> None:
+            seen.append(number)
+
+    training_of(load, Watched(), folder=tmp_path).run("dense")
+    assert seen == list(range(40, 100))
+
+
 def test_a_share_that_biases_alone_exceed_is_refused(load: Any) -> None:
     with pytest.raises(ValueError, match=r"keep must leave weights beside the 27 biases and scales, got 0\.2"):
         load("pruning.dpf").fit(problem_of(load, keep=0.2), 0)
@@ -458,16 +492,205 @@ def test_the_row_of_a_method_is_complete(load: Any) -> None:
     assert row["state_mib"] * 2**20 == 130 * 17 + 4 * 16 + 8
 
 
+def test_sparse_momentum_shares_by_means_of_what_there_was_and_fills_only_what_is_free(load: Any) -> None:
+    """Layers of unequal numbers kept, where the mean and the sum differ; then one that has no room for its part."""
+    policy = load("pruning.sparse_momentum").Regrow()
+    training = two_layers(load, policy, [4.0, -3.0, 2.0, 1.0, 5.0, 6.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0])
+    training.momentum = torch.tensor([1.0, 1.0, 1.0, 7.0, 1.0, 1.0, 3.0, 4.0, 2.0, 9.0, 8.0, 7.0])
+    policy.move(training, 0.5)
+    # Four places; means 2 and 2, so two each (sums 12 and 2: three and one; means after the drop 1 and none).
+    assert [int(training.mask[part].sum()) for part in training.layers] == [5, 2]
+
+
+def test_sparse_momentum_hands_on_what_has_no_room(load: Any) -> None:
+    policy = load("pruning.sparse_momentum").Regrow()
+    training = two_layers(load, policy, [1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0], [5.0, 6.0, 7.0, 0.0])
+    training.momentum = torch.tensor([0.01] * 8 + [1.0] * 4)
+    policy.move(training, 0.5)  # 2 + 2 go, all belong to the second, which has room for 1 + 2 of them
+    assert [int(training.mask[part].sum()) for part in training.layers] == [3, 4]
+
+
+def test_sparse_momentum_spares_a_layer_that_is_nearly_dense_and_rounds_up(load: Any) -> None:
+    policy = load("pruning.sparse_momentum").Regrow()
+    training = two_layers(load, policy, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 0.0], [1.0, 2.0, 0.0, 0.0])
+    training.momentum = torch.tensor([0.6] * 7 + [9.0] + [0.4, 0.4, 0.9, 0.1])
+    policy.move(
+        training, 0.4
+    )  # an eighth of seven, not three of them, and 0.8 of the second: one each, and one each back
+    assert training.mask.tolist() == [False] + [True] * 7 + [False, True, True, False]
+
+
+def test_sparse_momentum_begins_at_random_and_its_rate_falls(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse, module = load("pruning.sparse_momentum"), load("pruning.training")
+    one, two = (training_of(load, sparse.Regrow(), seed) for seed in (0, 1))
+    sizes = network(0)[0].weight.detach().reshape(-1).abs()
+    assert not torch.equal(one.mask, two.mask) and sizes[one.mask[:48]].min() < sizes[~one.mask[:48]].max()
+    rates: list[float] = []
+    monkeypatch.setattr(sparse.Regrow, "move", staticmethod(lambda _, rate: rates.append(rate)))
+    training_of(load, sparse.Regrow(), recipe=module.Recipe(60, BATCH, 0.05)).run("sm")
+    assert rates == [sparse.drop_rate(1 / 3), sparse.drop_rate(2 / 3)]
+
+
+def test_dsr_grows_zeros_and_its_target_is_a_share_of_the_layers_weights(load: Any) -> None:
+    dsr = load("pruning.dsr")
+    assert (dsr.FIRST_THRESHOLD, dsr.TARGET, dsr.TOLERANCE) == (1e-3, 0.014, 0.1)
+    policy = dsr.Reallocate()
+    # All places taken: what was dropped may come back, from zero.
+    training = two_layers(load, policy, [4.0, 3.0, 2.0, 0.1, 5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0])
+    training.extra["threshold"] = torch.tensor(0.5)
+    policy.move(training)
+    assert training.mask.all() and float(training.weights[3]) == 0
+    assert float(training.extra["threshold"]) == 0.25
+
+
+@pytest.mark.parametrize(("dropped", "factor"), [(88, 2.0), (92, 1.0), (100, 1.0), (107, 1.0), (112, 0.5)])
+def test_dsr_leaves_its_threshold_within_a_tenth_of_the_target(load: Any, dropped: int, factor: float) -> None:
+    """1.4 % of 7,143 weights are 100; the other 14,286 parameters do not count."""
+    dsr, module = load("pruning.dsr"), load("pruning.training")
+
+    def wide(_: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(1, 7_143), nn.Linear(7_143, 1, bias=False))
+
+    rows = (torch.ones(4, 1), torch.zeros(4).long())
+    problem = module.Problem(wide, lambda net, x: net(x).expand(-1, 2), rows, None, module.Recipe(1, 2, 0.1), 0.7)
+    training = module.Training(problem, dsr.Reallocate(), 0)
+    training.layers = training.layers[1:]
+    training.weights.fill_(1.0)
+    training.mask.fill_(True)
+    begin = training.layers[0].start
+    training.weights[begin : begin + dropped] = 0.1
+    training.extra["threshold"] = torch.tensor(0.5)
+    dsr.Reallocate.move(training)
+    assert float(training.extra["threshold"]) == 0.5 * factor
+
+
+def test_dsr_reallocates_at_random_by_seed(load: Any) -> None:
+    policy = load("pruning.dsr").Reallocate()
+    masks = []
+    for seed in range(8):
+        training = two_layers(load, policy, [4.0, -3.0, 2.0, 0.1, 0.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0])
+        training.seed, training.extra["threshold"] = seed, torch.tensor(0.15)
+        policy.move(training)
+        masks.append(tuple(training.mask.tolist()))
+    assert len(set(masks)) > 1
+
+
+def test_bic_refits_with_the_slab_alone_for_a_thirtieth_and_decays_once(load: Any) -> None:
+    bic = load("pruning.bic")
+    assert (bic.RUNS, bic.SLAB_PROB, bic.BEGIN, bic.REFIT) == (3, 1e-6, 0.5, 1 / 30)
+    fitted = bic.fit(problem_of(load), 1)
+    assert {one.problem.recipe.weight_decay for one in fitted.trainings} == {0.0}
+    assert {one.policy.decay for one in fitted.trainings} == {5e-3}
+    training = fitted.trainings[0]
+    for number, is_mixture in ((96, True), (97, False), (99, False)):
+        training.gradient.zero_()
+        training.policy.gradient(training, number)
+        assert torch.allclose(training.gradient, 5e-3 * training.weights, atol=1e-7) is not is_mixture, number
+    assert bic.spike_of(10.0, 1.0) == pytest.approx(0.5)  # at most a half of the slab's
+
+
+def test_dropout_drops_in_each_later_layer_and_predicts_the_same_twice(load: Any) -> None:
+    dropout = load("pruning.dropout")
+    assert (dropout.RATE, dropout.PASSES) == (0.05, 30)
+    net = nn.Sequential(*(nn.Linear(50, 50) for _ in range(4)))
+    dropout.with_dropout(net, 1.0)
+    dropped: list[bool] = []
+    for layer in net:
+        layer.register_forward_hook(lambda _, inputs, __: dropped.append(not inputs[0].any()))
+    net(torch.ones(2, 50))
+    fitted, x = dropout.fit(problem_of(load), 0), torch.randn(3, 6)
+    assert len(fitted.trainings[0].net[0]._forward_pre_hooks) == 0
+    assert all(len(fitted.trainings[0].net[place]._forward_pre_hooks) == 1 for place in (3, 4))
+    problem, probabilities = problem_of(load), load("pruning.training").probabilities
+    one, two = (probabilities(problem, fitted, x) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_swag_holds_the_rate_of_the_first_drop_and_draws_30_times(load: Any) -> None:
+    swag = load("pruning.swag")
+    fitted = swag.fit(problem_of(load), 0)
+    recipe = fitted.trainings[0].problem.recipe
+    assert [recipe.rate_at(share) for share in (0.4, 0.5, 0.99)] == pytest.approx([0.1, 0.01, 0.01])
+    weights = [nn.utils.parameters_to_vector(net.parameters()).clone() for net in fitted.networks()]
+    assert len(weights) == 30 and not torch.equal(weights[0], weights[1])
+    again = [nn.utils.parameters_to_vector(net.parameters()).clone() for net in fitted.networks()]
+    assert all(torch.equal(one, two) for one, two in zip(weights, again, strict=True))
+    fitted.trainings[0].seed = 1
+    other = next(iter(fitted.networks()))
+    assert not torch.equal(nn.utils.parameters_to_vector(other.parameters()), weights[0])
+    assert (swag.BEGIN, swag.RANK, swag.DRAWS) == ((161, 300), 20, 30)
+
+
+def test_the_row_has_its_costs_and_its_images_in_order(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods, cifar, module = load("pruning.methods"), load("gpu.cifar"), load("pruning.training")
+    problem = problem_of(load)
+    trainings = [module.Training(problem, module.Policy(), seed) for seed in (0, 1)]
+    for one, seconds in zip(trainings, (40.0, 80.0), strict=True):
+        one.seconds = seconds
+        one.net.eval()
+    trainings[1].extra["more"] = torch.zeros(10)
+    nets = lambda: iter([one.net for one in trainings])  # noqa: E731
+    monkeypatch.setitem(methods.METHODS, "made up", lambda *_: module.Fitted(nets, trainings, 2.0))
+    data = cifar.Data(problem.train, problem.train, 3 * torch.randn(40, 6), "made up")
+    row = methods.row_of("made up", problem, 1, data)
+    assert row["seconds_an_epoch"] == pytest.approx(3.0)  # 60 of each over 20 epochs
+    assert row["state_mib"] * 2**20 == 130 * 17 + 4 * 16 + 8 + 40
+    probs = module.probabilities(problem, methods.METHODS["made up"](problem, 1), problem.train[0])
+    assert row["accuracy"] == pytest.approx(float((probs.argmax(1) == problem.train[1]).double().mean()))
+
+
+def test_a_training_that_diverges_says_so_and_seconds_add_up(load: Any, tmp_path: Path) -> None:
+    module = load("pruning.training")
+    with pytest.raises(ArithmeticError, match="dense has a loss of nan at step 100 of 100"):
+        training_of(load, module.Policy(), recipe=module.Recipe(20, BATCH, 1e30)).run("dense")
+    stopped = training_of(load, module.Policy(), folder=tmp_path, deadline=-math.inf)
+    with pytest.raises(module.OutOfTimeError, match="dense at step 1 of 100"):
+        stopped.run("dense")
+    stopped.seconds = 1_000.0
+    (path,) = tmp_path.glob("dense-0-*.pt")
+    stopped.save(path)
+    with pytest.raises(module.OutOfTimeError, match="dense at step 2 of 100"):
+        (again := training_of(load, module.Policy(), folder=tmp_path, deadline=-math.inf)).run("dense")
+    assert again.seconds > 1_000 and not list(tmp_path.glob("*.part"))
+
+
+def test_each_training_has_a_file_that_is_whole(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble, module = load("pruning.ensemble"), load("pruning.training")
+    ensemble.fit(problem_of(load, folder=tmp_path), 2)
+    assert len(list(tmp_path.iterdir())) == 5
+    (path,) = tmp_path.glob("dense-2-*.pt")
+    before = path.read_bytes()
+
+    def killed(_: Any, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        training_of(load, module.Policy(), 2).save(path)
+    assert path.read_bytes() == before
+
+
 def test_the_table_of_methods_by_hand(load: Any) -> None:
     table = load("pruning.methods").table
-    row = {"kind": "predicted", "predictor": "DPF", "kept": 0.1, "accuracy": 0.9, "nll": 0.3, "ece": 0.02}
+    row = {
+        "kind": "predicted",
+        "predictor": "DPF",
+        "drops": "0.5, 0.75",
+        "kept": 0.1,
+        "accuracy": 0.9,
+        "nll": 0.3,
+        "ece": 0.02,
+    }
     row |= {"js_distance": 5.0, "seconds_an_epoch": 0.2, "num_trainings": 1, "state_mib": 0.5, "cpu_seconds": 10.0}
     rows = [row, row | {"accuracy": 0.92}, {"kind": "stopped", "predictor": "DPF"}]
-    rows.append({"kind": "predicted", "predictor": "anneal", "kept": 0.1, "accuracy": 0.91, "nll": 0.4, "ece": 0.03})
+    ours = {"kind": "predicted", "predictor": "anneal", "drops": "0.75", "kept": 0.1, "accuracy": 0.91}
+    rows += [ours | {"nll": 0.4, "ece": 0.03}, row | {"drops": "0.75"}]
     lines = table(rows).splitlines()
     assert lines[2] == "| ours, selected and refitted | 1 | 10.00 | 91.00 | 0.4000 | 0.0300 | - | - | - | - | - |"
     figures = "10.00 (0.00) | 91.00 (1.41) | 0.3000 (0.0000) | 0.0200 (0.0000) | 5.00 (0.00)"
-    assert lines[3] == f"| DPF | 2 | {figures} | 0.200 | 1 | 0.50 | 10 |" and len(lines) == 4
+    assert lines[3] == f"| DPF | 2 | {figures} | 0.200 | 1 | 0.50 | 10 |" and len(lines) == 5
+    assert lines[4].startswith("| DPF, rates as ours | 1 | 10.00 | 90.00 |")
 
 
 def rows_of(script: str, output: Path, *options: str) -> list[dict[str, Any]]:
@@ -477,7 +700,7 @@ def rows_of(script: str, output: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def test_the_rivals_on_images_stop_in_time_and_go_on(tmp_path: Path) -> None:
-    options = ("--device", "cpu", "--methods", "DPF", "SWAG", "--folder", str(tmp_path / "runs"))
+    options = ("--device", "cpu", "--methods", "DPF", "SWAG", "--epochs", "2", "--folder", str(tmp_path / "runs"))
     stopped = rows_of("gpu/cifar_rivals.py", tmp_path / "rows.jsonl", *options, "--minutes", "0.01")
     assert [row["kind"] for row in stopped] == ["stopped", "left"] and "DPF" in stopped[0]["predictor"]
     rows = rows_of("gpu/cifar_rivals.py", tmp_path / "rows.jsonl", *options)[2:]
@@ -495,7 +718,7 @@ def test_the_digits_run_with_all_methods(load: Any, tmp_path: Path) -> None:
         "anneal",
         "stiff average",
         "stiff anneal",
-        *methods.METHODS,
+        *(name for one in methods.METHODS for name in [one] * (2 if one in load("pruning_digits").BOTH_RATES else 1)),
     ]
     for row in rows:
         wanted = 5.0 if row["predictor"] == "deep ensemble" else 1.0 if row["predictor"] in methods.DENSE else 0.1

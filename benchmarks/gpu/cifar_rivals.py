@@ -6,7 +6,8 @@
     python benchmarks/gpu/cifar_rivals.py --device cpu --data DIR --rows 5000 --runs 8:0.1:1 --width 8 --epochs 36
 
 ``--runs``, ``--data`` and what a machine without a network needs are as of gpu/cifar.py, whose images, augmentation, networks,
-batches, learning rates and metrics all methods share; each is a file in benchmarks/pruning, which says what it does. One JSON
+batches and metrics all methods share. The learning rate is divided by ten at 1/2 and 3/4 of the run, as in the paper;
+``--drops 0.75`` are the rates of our own runs. Each method is a file in benchmarks/pruning, which says what it does. One JSON
 line a method, network and share; methods that keep all weights run once a network, whatever the share. On a card forward
 and backward are one CUDA graph. When ``--minutes`` are over the training is saved to ``--folder``, and the same command
 goes on with it; what ``--output`` holds already is left out.
@@ -27,11 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import RESULTS, Row, append_row, is_done, read_rows
 from gpu import cifar
-from pruning.methods import DENSE, METHODS, row_of, table
+from pruning.methods import DENSE, METHODS, TWO_DROPS, named, row_of, table
 from pruning.training import OutOfTimeError, Problem, Recipe
 
 
-def problem_of(task: cifar.Task, data: cifar.Data, folder: Path | None, deadline: float) -> Problem:
+def problem_of(
+    task: cifar.Task, drops: tuple[float, ...], data: cifar.Data, folder: Path | None, deadline: float
+) -> Problem:
     """The network, the images and the recipe of one of our runs."""
 
     def network(seed: int) -> nn.Module:
@@ -40,7 +43,7 @@ def problem_of(task: cifar.Task, data: cifar.Data, folder: Path | None, deadline
     def logits(net: nn.Module, images: Tensor) -> Tensor:
         return cifar.logits_of(net, images, task.precision)
 
-    recipe = Recipe(task.epochs, task.batch, cifar.RATE, weight_decay=cifar.DECAY)
+    recipe = Recipe(task.epochs, task.batch, cifar.RATE, drops, weight_decay=cifar.DECAY)
     about = dict(task.about(), setting="pruning")
     del about["seed"]
     own = None if folder is None else folder / "-".join(str(value) for value in about.values())
@@ -62,8 +65,9 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=cifar.parsed, help="depth:share:seeds, several after commas; 20:0.1:1, or 8:0.1:1"
     )
-    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--epochs", type=int, help="300, in a smoke test 12")
+    parser.add_argument("--drops", type=float, nargs="+", default=TWO_DROPS, help="shares of the run")
     parser.add_argument("--precision", choices=cifar.PRECISIONS, help="bfloat16 on a card, float32 on a CPU")
     parser.add_argument("--no-erasing", action="store_true", help="crops and flips alone")
     parser.add_argument("--data", type=Path, help="the folder of the images; random ones in a smoke test without it")
@@ -84,7 +88,9 @@ def main() -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     smoke, device = arguments.smoke, arguments.device
     on_card = device.startswith("cuda")
-    if not on_card:
+    if on_card:
+        torch.cuda.set_device(device)
+    else:
         torch.set_num_threads(1)
     precision = arguments.precision or ("bfloat16" if on_card else "float32")
     cifar.allow(precision)
@@ -100,27 +106,39 @@ def main() -> None:
     runs = arguments.runs or [(8 if smoke else 20, 0.1, 1)]
     tasks = tasks_of(runs, arguments.methods, shared)
     card = torch.cuda.get_device_name(device) if on_card else "cpu"
-    about = {"card": card, "smoke": smoke, "deterministic": True} | data.about()
+    drops = tuple(arguments.drops)
+    about = {"card": card, "smoke": smoke, "deterministic": True, "drops": named(drops)} | data.about()
+    for name, right in {
+        "--epochs must be >= 1": shared["epochs"] >= 1,
+        "--runs must have shares in (0, 1]": all(0 < keep <= 1 for _, keep, _ in runs),
+        "--rows must leave five batches": shared["batch"] >= 1,
+    }.items():
+        if not right:
+            parser.error(name)
     for task in tasks:
         key = about | task.about() | {"kind": "predicted", "predictor": task.setting}
         if not is_done(arguments.output, key):
-            append_row(arguments.output, key | made(task, data, arguments.folder, deadline), "torchvision", "numpy")
-    if len({(depth, keep) for depth, keep, _ in runs}) == 1:
-        print(table(read_rows(arguments.output)))
+            append_row(
+                arguments.output, key | made(task, drops, data, arguments.folder, deadline), "torchvision", "numpy"
+            )
+    for depth, keep in dict.fromkeys((depth, keep) for depth, keep, _ in runs):
+        alike = (about | shared | {"depth": depth}).items()
+        rows = [row for row in read_rows(arguments.output) if all(row.get(name) == value for name, value in alike)]
+        print(f"ResNet-{depth}, {100 * keep:g} %\n\n{table([row for row in rows if row['keep'] in (keep, 1.0)])}")
 
 
-def made(task: cifar.Task, data: cifar.Data, folder: Path, deadline: float) -> Row:
+def made(task: cifar.Task, drops: tuple[float, ...], data: cifar.Data, folder: Path, deadline: float) -> Row:
     """The row of one method; a fault of one costs no other."""
     if time.monotonic() > deadline:
         return {"kind": "left", "reason": "time is over"}
-    begun, cpu = time.perf_counter(), time.process_time()
+    begun = time.perf_counter()
     try:
-        row = row_of(task.setting, problem_of(task, data, folder, deadline), task.seed, data)
+        row = row_of(task.setting, problem_of(task, drops, data, folder, deadline), task.seed, data)
     except OutOfTimeError as stop:
         row = {"kind": "stopped", "reason": str(stop)}
     except Exception as error:
         row = {"kind": "failed", "error": cifar.said(error)}
-    return row | {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - cpu}
+    return row | {"seconds": time.perf_counter() - begun}
 
 
 if __name__ == "__main__":

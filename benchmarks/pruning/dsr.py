@@ -7,10 +7,10 @@ Every layer starts with the same share of its weights, at random. At a reallocat
    R_l the weights that it has left; what a layer has no room for goes to the others;
 3. H is halved where K exceeds its target by more than a tenth, doubled where it falls as much short of it.
 
-Weights outside the mask get no gradient. H starts at 0.001; the target is 1.4 % of the layers' weights, as the published
-20,000 are of the network they were chosen for. Reallocations are, as published for 100,000 steps, 1, 2, 4 and 8
-thousandths of the run apart up to .125, .4, .7 and .95 of it. All layers take part here, biases and BatchNorm stay and
-are counted; its authors keep the first and the last layer dense.
+Weights outside the mask get no gradient; their momentum fades, and is not reset. H starts at 0.001; the target is 1.4 %
+of the layers' weights, as the published 20,000 are of the network they were chosen for. Reallocations are, as published
+for 100,000 steps, 1, 2, 4 and 8 thousandths of the run apart up to .125, .4, .7 and .95 of it. All layers take part here,
+biases and BatchNorm stay and are counted; its authors keep the first and the last layer dense.
 """
 
 import torch

@@ -18,7 +18,7 @@ import torch
 from pruning.training import Fitted, Policy, Problem, Training
 from torch import Tensor, nn
 
-BEGIN, RANK, DRAWS = 161 / 300, 20, 30
+BEGIN, RANK, DRAWS = (161, 300), 20, 30
 STATISTICS_ROWS = 10_000  # that running statistics are made of
 
 
@@ -31,8 +31,8 @@ class Collect(Policy):
         training.extra |= {"columns": like.new_zeros(0, len(like)), "count": torch.zeros(())}
 
     def after(self, training: Training, number: int) -> None:
-        begins = BEGIN * training.problem.num_steps
-        if training.number > begins and training.number % training.problem.steps_per_epoch == 0:
+        begun = BEGIN[1] * training.number > BEGIN[0] * training.problem.num_steps
+        if begun and training.number % training.problem.steps_per_epoch == 0:
             self.collect(training)
 
     @staticmethod

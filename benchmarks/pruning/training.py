@@ -1,10 +1,12 @@
 """The training step that all methods share: SGD with momentum on one flat vector of weights, under a mask.
 
-Rows, order of the batches, augmentation, network and learning rates are those of our own runs: batches are functions of
-(seed, step), as in ``pyro_sparse.anneal``. A method is a ``Policy``: what the first mask is, whether the weights that it
-leaves out go on learning, and what happens after a step.
+Rows, order of the batches, augmentation, network, momentum and weight decay are those of our own runs: batches are
+functions of (seed, step), as in ``pyro_sparse.anneal``. Learning rates are the paper's, divided by ten at 1/2 and 3/4 of
+the run, unless a recipe says otherwise; ours hold the first one up to 3/4 (``PriorAnnealing.images``). A method is a
+``Policy``: what the first mask is, whether the weights that it leaves out go on learning, and what happens after a step.
 """
 
+import hashlib
 import math
 import os
 import time
@@ -17,8 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from pyro_sparse.inference.minibatch import Augment, AugmentedBatches, Batches, stream
+from pyro_sparse.inference.step import captured
 
 Images = tuple[Tensor, Tensor]
+
+SAVE_SECONDS = 60  # between two saves of a training on its way
 
 
 class OutOfTimeError(Exception):
@@ -121,7 +126,8 @@ class Training:
         self.batches = AugmentedBatches(batches, problem.train, problem.augment or _as_it_is, seed, 0, "batches")
         self.loss = self.seen.new_zeros(())
         self._backward: Callable[[Tensor, Tensor], None] = self.backward
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
+        self._identity = "" if problem.folder is None else identity(problem, self.seen)
         policy.start(self)
 
     @property
@@ -184,58 +190,58 @@ class Training:
     def run(self, name: str) -> "Training":
         """All steps that are left.
 
+        What ``problem.folder`` keeps of the same training, of this very problem, is gone on with.
+
         Raises:
             OutOfTimeError: at the deadline, after saving.
+            ArithmeticError: where the last loss is not finite.
         """
-        path = None if self.problem.folder is None else self.problem.folder / f"{name}-{self.seed}.pt"
+        folder, num_steps = self.problem.folder, self.problem.num_steps
+        path = None if folder is None else folder / f"{name}-{self.seed}-{self._identity}.pt"
         if path is not None and path.exists():
             self.load(path)
-        self.capture()
-        begun, before = time.perf_counter(), self.seconds
-        while self.number < self.problem.num_steps:
+        if self.seen.is_cuda and self.number < num_steps:
+            self.capture()
+        begun = saved = time.perf_counter()
+        spent = (self.seconds - begun, self.cpu_seconds - time.process_time())
+        while self.number < num_steps:
             self.step()
-            self.seconds = before + time.perf_counter() - begun
-            if time.monotonic() > self.problem.deadline and self.number < self.problem.num_steps:
+            now = time.perf_counter()
+            late = time.monotonic() > self.problem.deadline and self.number < num_steps
+            if late or now - saved > SAVE_SECONDS or self.number == num_steps:
+                loss = float(self.loss)  # which waits for a card to end its work
+                if not math.isfinite(loss):
+                    raise ArithmeticError(f"{name} has a loss of {loss} at step {self.number} of {num_steps}")
+                torch.mul(self.weights, self.mask, out=self.seen)
+                self.seconds, self.cpu_seconds = spent[0] + time.perf_counter(), spent[1] + time.process_time()
                 self.save(path)
-                raise OutOfTimeError(f"{name} at step {self.number} of {self.problem.num_steps}")
-        loss = float(self.loss)  # which waits for a card to end its work
-        self.seconds = before + time.perf_counter() - begun
-        if not math.isfinite(loss):
-            raise ArithmeticError(f"{name} ended with a loss of {loss}")
+                saved = now
+            if late:
+                raise OutOfTimeError(f"{name} at step {self.number} of {num_steps}")
         torch.mul(self.weights, self.mask, out=self.seen)
-        self.save(path)
+        self._backward = self.backward  # a captured graph keeps its memory
         self.net.eval()
         return self
 
     def capture(self) -> None:
-        """Forward and backward as one CUDA graph, on a card: a small network's kernels take less time than their launches."""
-        if not self.seen.is_cuda or self.number == self.problem.num_steps:
-            return
+        """Forward and backward as one CUDA graph: a small network's kernels take less time than their launches."""
         buffers = [buffer.clone() for buffer in self.net.buffers()]
         images, labels = (item.clone() for item in self.batches(self.number))
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.backward(images, labels)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.backward(images, labels)
+        replay = captured(lambda: self.backward(images, labels), self.seen.device)
         for buffer, value in zip(self.net.buffers(), buffers, strict=True):
             buffer.copy_(value)
 
         def replayed(some: Tensor, of: Tensor) -> None:
             images.copy_(some)
             labels.copy_(of)
-            graph.replay()
+            replay()
 
         self._backward = replayed
 
     def state(self) -> dict[str, Any]:
         """What the next step needs."""
         buffers = {name: value for name, value in self.net.named_buffers() if value.numel()}
-        counts = {"number": self.number, "seconds": self.seconds}
+        counts = {"number": self.number, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
         own = {"weights": self.weights, "momentum": self.momentum, "mask": self.mask}
         return counts | own | {"buffers": buffers, "extra": self.extra}
 
@@ -249,7 +255,9 @@ class Training:
     def load(self, path: Path) -> None:
         """What :meth:`save` wrote; executes nothing."""
         state = torch.load(path, map_location=self.seen.device, weights_only=True)
-        self.number, self.seconds, self.extra = state["number"], state["seconds"], state["extra"]
+        self.number, self.seconds, self.cpu_seconds = (state[name] for name in ("number", "seconds", "cpu_seconds"))
+        # Single numbers of a policy stay where it made them, on the CPU: it asks for them each step.
+        self.extra = {name: value.cpu() if value.dim() == 0 else value for name, value in state["extra"].items()}
         for name in ("weights", "momentum", "mask"):
             getattr(self, name).copy_(state[name])
         for name, buffer in self.net.named_buffers():
@@ -260,6 +268,16 @@ class Training:
         """Memory that stays between two steps, the images apart."""
         own = [self.weights, self.seen, self.momentum, self.gradient, self.mask, *self.net.buffers()]
         return sum(item.numel() * item.element_size() for item in [*own, *self.extra.values()])
+
+
+def identity(problem: Problem, first: Tensor) -> str:
+    """Of what a training is of: data, recipe, share, first weights, device."""
+    settings = (problem.recipe, problem.keep, problem.augment, torch.get_num_threads())
+    device = torch.cuda.get_device_name(first.device) if first.is_cuda else "cpu"
+    digest = hashlib.blake2b(repr((settings, device)).encode(), digest_size=6)
+    for item in (*problem.train, first):
+        digest.update(item.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _as_it_is(images: Tensor, _: torch.Generator) -> Tensor:
