@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-# One thread a process: the answers are then the same twice, and busy cores are not fought over.
+# One thread a process: on one machine the answers are then the same twice, and busy cores are not fought over.
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 

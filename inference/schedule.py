@@ -118,16 +118,18 @@ class PriorAnnealing:
         )
 
     @classmethod
-    def images(cls, steps_per_epoch: int, num_epochs: int = 300) -> Self:
+    def images(cls, steps_per_epoch: int, num_epochs: int = 300, learning_rate: float = 0.1) -> Self:
         """The Bayesian version of :meth:`paper_cifar` with the learning rate held until the spike is narrow.
 
         In a short run (5,000 images, 36 epochs) a residual network with a tenth of its weights loses 4 points of accuracy
         so, and 22 at the paper's rates (``benchmarks/image_ablation.py``); of 300 epochs it is not known. The rate of the
-        sampling phase, 0.01, is one at which draws differ. The spike phase goes on for a 36th of the run at that rate,
+        sampling phase, a tenth, is one at which draws differ. The spike phase goes on for a 36th of the run at that rate,
         for ``keep`` to reach its share at it: weights that the larger rate holds in the spike may leave it at the smaller.
 
         Args:
             steps_per_epoch, num_epochs: as of :meth:`paper_cifar`.
+            learning_rate: the first one, a tenth of it while sampling; 0.1 suits residual networks, small plain ones may
+                learn nothing at it and want 0.02.
         """
         schedule = cls.paper_cifar(steps_per_epoch, num_epochs, sample=True)
         settling = steps_per_epoch * max(1, round(num_epochs / 36))
@@ -135,6 +137,7 @@ class PriorAnnealing:
             schedule,
             spike_steps=schedule.spike_steps + settling,
             sample_steps=schedule.sample_steps - settling,
+            learning_rate=learning_rate,
             learning_rate_drops=schedule.learning_rate_drops[1:],
         )
 

@@ -39,7 +39,9 @@ class Family(StrEnum):
 Out = Annotated[Path, typer.Option(help="Folder for everything that is written.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the held-out rows and of the run.")]
 Device = Annotated[str, typer.Option(help="Device that PyTorch computes on, such as cpu or cuda.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads on the CPU; the same number, the same answer.")]
+Threads = Annotated[
+    int, typer.Option(min=1, help="Threads on the CPU; on one machine, the same number, the same answer.")
+]
 Steps = Annotated[
     int | None,
     typer.Option(min=MIN_STEPS, help="Steps of one annealing, of which there are several.", show_default="10000"),

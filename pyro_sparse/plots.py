@@ -310,8 +310,9 @@ def plot_calibration(probabilities: Any, observed: Any, classes: Any) -> "Figure
 def plot_reliability(predictors: Mapping[str, Any], labels: Any) -> "Figure":
     """Reliability diagram of several predictors: accuracy against confidence in 15 bins of equal width, and what it rests on.
 
-    Above, points under the dotted line are too confident. In the middle, how far each is from the line, with 95 % intervals
-    of Clopper and Pearson for the accuracy; below, the rows in each bin.
+    Above, points under the dotted line are too confident; bins of less than a hundredth of the rows are faint. In
+    the middle, how far each is from the line, with 95 % intervals of Clopper and Pearson for the accuracy; below, the rows in
+    each bin.
 
     Args:
         predictors: probabilities (rows, classes) by name, as ``ece`` takes them.
@@ -670,7 +671,7 @@ def _draw_reliability(
 ) -> float:
     """One predictor of several, side by side in a bin where they would hide each other; how far its gaps reach.
 
-    Intervals of bins with less than a hundredth of the rows do not count in that.
+    Bins with less than a hundredth of the rows are faint, and their intervals do not count in that.
     """
     rows = bins["count"].values
     used = np.flatnonzero(rows)
@@ -679,13 +680,15 @@ def _draw_reliability(
     color, width = COLORS[number % len(COLORS)], 1 / len(rows)
     marker = MARKERS[number % len(MARKERS)]
     place = width * (np.arange(len(rows)) + 0.5 + 0.8 * ((number + 0.5) / total - 0.5))
-    accuracy.vlines(said, said, seen, color=color, linewidth=2.5, alpha=0.3)
-    accuracy.plot(said, seen, color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
+    many = rows[used] >= 0.01 * rows.sum()
+    accuracy.vlines(said[many], said[many], seen[many], color=color, linewidth=2.5, alpha=0.3)
+    accuracy.plot(said[many], seen[many], color=color, marker=marker, markersize=5, linewidth=1.2, label=label)
+    accuracy.plot(said[~many], seen[~many], color=color, marker=marker, markersize=5, linestyle="none", alpha=0.3)
     ends = np.stack([low, high]) - said
     gap.vlines(place[used], *ends, color=color, linewidth=1.2)
     gap.plot(place[used], seen - said, color=color, marker=marker, markersize=4, linestyle="none")
     count.bar(place, rows, width=0.8 * width / total, color=color)
-    return float(max(abs(seen - said).max(), abs(ends[:, rows[used] >= 0.01 * rows.sum()]).max()))
+    return float(max(abs(seen - said).max(), abs(ends[:, many]).max()))
 
 
 def _percent_axes(axes: "dict[str, Axes]", lowest: str, label: str, limits: tuple[float, float]) -> None:

@@ -345,6 +345,9 @@ def test_few_rows_do_not_set_the_scale_of_the_gaps() -> None:
     """One row of 1,001, which is right, has an interval from 0.025 on."""
     probs = np.array([[0.9, 0.1]] * 1_000 + [[0.55, 0.45]])
     figure = plots.plot_reliability({"net": probs}, np.r_[np.arange(1_000) % 10 == 0, 0])
+    main, faint = figure.axes[0].lines[1:]
+    assert main.get_alpha() is None and faint.get_alpha() == 0.3 and faint.get_linestyle() == "None"
+    assert len(main.get_xdata()) == len(faint.get_xdata()) == 1
     assert figure.axes[1].get_ylim() == pytest.approx((-1.1 * 0.45, 1.1 * 0.45))
 
 

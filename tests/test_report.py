@@ -160,7 +160,7 @@ def effect(means: list[float], half: float = 0.1, **more: Any) -> pd.DataFrame:
         ([1, 0, 3, 2.5], "not monotone", [0, 3]),
         ([1, 1.15, 1.145], "rises", [1, 1.145]),  # a difference of .15, whose interval reaches by .14 to both sides
         ([1.15, 1, 1.005], "falls", [1.15, 1.005]),
-        ([1, 1.1, 1.13], "no clear effect on its own", [1, 1.13]),
+        ([1, 1.1, 1.13], "no clear effect", [1, 1.13]),
     ],
 )
 def test_direction_of_an_effect(means: list[float], direction: str, ends: list[float]) -> None:
@@ -175,7 +175,7 @@ def test_levels_of_text_differ_between_extremes() -> None:
     assert found["direction"] == "differs" and [end[:2] for end in found["ends"]] == [["green", 1], ["blue", 5]]
     assert "u: differs: between 1 (0.9 to 1.1) at green and 5 (4.9 to 5.1) at blue" in study(effects=[found])
     (found,) = directions(effect([2, 2.1], value=["red", "blue"]))
-    assert found["direction"] == "no clear effect on its own"
+    assert found["direction"] == "no clear effect"
 
 
 def test_effects_name_levels_in_place_of_columns() -> None:
@@ -236,7 +236,7 @@ def test_summary_says_which_way_and_how_sure() -> None:
     text = study()
     assert "u: rises from 10 (9.9 to 10.1) at 0 to 20 (19.9 to 20.1) at 1" in text
     assert "on the mean of 'y'" in text and "noise of standard deviation 1 " in text
-    assert "u in 3 of 3 runs; v in 2 of 3 runs" in text and "no network reads them in the end: v" in text
+    assert "u in 3 of 3 runs; v in 2 of 3 runs" in text and "the final model does not read them: v" in text
     assert "the average of 3, with 5, 7 and 6 of 100 weights kept" in text and "falls short" not in text
     assert "in the end" not in study(selected_in_runs={"u": 1.0, "v": 1 / 3, "w": 0.0})
     assert "network 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100})

@@ -114,9 +114,9 @@ def test_setting_for_images_reaches_its_share_at_the_rate_that_it_samples_at() -
     assert schedule.at(225 * epoch - 1).learning_rate == 0.1
     assert schedule.at(225 * epoch).learning_rate == pytest.approx(0.01)
     assert schedule.at(300 * epoch - 1) == pytest.approx((0.01, 0.1, 0.01, 1.0, 1.0, 0.0))
-    assert (
-        ps.PriorAnnealing.images(epoch, 12).length("spike") == 2 * epoch
-    )  # at least one epoch of it at the lower rate
+    slow = ps.PriorAnnealing.images(epoch, 300, learning_rate=0.02)
+    assert slow.at(0).learning_rate == 0.02 and slow.at(225 * epoch).learning_rate == pytest.approx(0.002)
+    assert ps.PriorAnnealing.images(epoch, 12).length("spike") == 2 * epoch  # one of them at the lower rate
 
 
 NAN, INF = float("nan"), float("inf")
