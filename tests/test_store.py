@@ -261,6 +261,7 @@ def test_ctrl_c_ends_with_the_step_and_saves_it(tmp_path: Path) -> None:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what runs behind with it ignored
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=press)
     thread.start()
@@ -270,6 +271,7 @@ def test_ctrl_c_ends_with_the_step_and_saves_it(tmp_path: Path) -> None:
         annealed(out, schedule=schedule, num_draws=1_000)
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, usual)
     (checkpoint,) = store.read_checkpoints(out, X, 1)
     assert checkpoint is not None and 0 < checkpoint.number < 30_000
 
