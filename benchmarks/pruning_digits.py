@@ -8,10 +8,10 @@
 
 600 of the 1,797 digits to learn from, the same for all seeds, 1,197 to predict; ResNet-8 of width 8 with BatchNorm (19,810
 parameters), a tenth of them kept, 100 epochs of batches of 50, no augmentation. The learning rate is divided by ten at 1/2
-and 3/4 of the run, as in the paper, of our runs at 3/4 alone, and with ``--more`` so too for five of the others. JS-distance: between
-entropies for these digits and for the same ones turned by a quarter. It shows that the methods run and what they cost; a tenth
-of a network for an easy problem says little about which is best, and 1,197 digits have a standard error of 0.4 points of
-accuracy.
+and 3/4 of the run, as in the paper, of our runs at 3/4 alone, and with ``--more`` so too for five of the others.
+JS-distance: between entropies for these digits and for the same ones turned by a quarter. It shows that the methods run and
+what they cost; a tenth of a network for an easy problem says little about which is best, and 1,197 digits have a standard
+error of 0.4 points of accuracy.
 """
 
 import argparse
