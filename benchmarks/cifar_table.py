@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from common import RESULTS, Row, read_rows, seeds
+from pruning.methods import DENSE
 
 NETWORKS = ((20, 0.2), (20, 0.1), (32, 0.1), (32, 0.05))
 OURS = {
@@ -25,7 +26,6 @@ OURS = {
 }
 COUNTERPARTS = {"average": "BNN_average", "anneal": "BNN_anneal", "dense": "dense"}
 PRUNED = ("BNN_BIC", "SM", "DSR", "DPF")
-DENSE = ("dense", "MC dropout", "deep ensemble", "SWAG")  # which keep all weights, whatever the share
 PLAIN = {"width": 16, "epochs": 300, "precision": "bfloat16", "erase_prob": 0.5, "train_rows": 50_000}
 PLAIN |= {"svhn_rows": 26_032}
 NAMED = {

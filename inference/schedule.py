@@ -121,7 +121,7 @@ class PriorAnnealing:
     def images(cls, steps_per_epoch: int, num_epochs: int = 300, learning_rate: float = 0.1) -> Self:
         """The Bayesian version of :meth:`paper_cifar` with the learning rate held until the spike is narrow.
 
-        In a short run (5,000 images, 36 epochs) a residual network with a tenth of its weights loses 4 points of accuracy
+        In a short run (5,000 images, 36 epochs) a residual network with a tenth of its weights loses 5 points of accuracy
         so, and 22 at the paper's rates (``benchmarks/image_ablation.py``); of 300 epochs it is not known. The rate of the
         sampling phase, a tenth, is one at which draws differ. The spike phase goes on for a 36th of the run at that rate,
         for ``keep`` to reach its share at it: weights that the larger rate holds in the spike may leave it at the smaller.

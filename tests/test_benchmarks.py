@@ -24,8 +24,8 @@ from pyro_sparse.inference.schedule import PHASES
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = (
-    *("cifar_table", "common", "gpu", "image_ablation", "interval_coverage", "real_data", "regression_table", "rivals"),
-    *("runs", "truths", "validity"),
+    *("cifar_table", "common", "gpu", "image_ablation", "interval_coverage", "pruning", "real_data"),
+    *("regression_table", "rivals", "runs", "truths", "validity"),
 )
 DATA = Path(os.environ.get("PYRO_SPARSE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
