@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pyro
@@ -10,6 +12,8 @@ import pytest
 import torch
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def pytest_configure() -> None:
@@ -37,3 +41,18 @@ def optional_import() -> Callable[[str], ModuleType]:
             pytest.skip(str(error))
 
     return load
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """A module of the benchmarks by its name; the folder and what was loaded from it are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before, names = set(sys.modules), {path.stem for path in BENCHMARKS.iterdir()}
+
+    def one(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield one
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in names:
+            del sys.modules[name]

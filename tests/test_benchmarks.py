@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,30 +21,10 @@ from pyro_sparse.datasets import paper_regression
 from pyro_sparse.inference.schedule import PHASES
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NAMES = (
-    *("cifar_table", "common", "gpu", "image_ablation", "interval_coverage", "pruning", "real_data"),
-    *("regression_table", "rivals", "runs", "truths", "validity"),
-)
 DATA = Path(os.environ.get("PYRO_SPARSE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
     not (DATA / "load.py").exists(), reason=f"no images in {DATA}; PYRO_SPARSE_DATA names another folder"
 )
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A benchmark by its name; the folder and what was loaded from it are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-
-    def one(name: str) -> ModuleType:
-        __import__(name)
-        return sys.modules[name]
-
-    yield one
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in NAMES:
-            del sys.modules[name]
 
 
 def test_selection_rates_are_pooled_over_data_sets(load: Any) -> None:

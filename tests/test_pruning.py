@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,6 @@ import pyro_sparse as ps
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SPARSE = ("DPF", "SM", "DSR", "BNN_BIC")
 ROWS, BATCH = 60, 12
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module of the benchmarks; what was loaded is forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-
-    def one(name: str) -> Any:
-        __import__(name)
-        return sys.modules[name]
-
-    yield one
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("common", "gpu", "pruning", "pruning_digits"):
-            del sys.modules[name]
 
 
 def network(seed: int) -> nn.Module:
