@@ -25,6 +25,8 @@ from pyro_sparse.measures import PROB, measured
 from pyro_sparse.summary import directions, summary
 from pyro_sparse.tables import Encoding, Table
 
+ALIKE = 0.9  # correlation from which on one input may stand for another
+
 Array = np.ndarray[Any, Any]
 Estimator = SparseRegressor | SparseClassifier
 
@@ -132,6 +134,27 @@ def selected_in_runs(estimator: Estimator, encoding: Encoding) -> dict[str, floa
     return {str(name): float(estimator.supports_[:, owners == name].any(1).mean()) for name in dict.fromkeys(owners)}
 
 
+def alike(inputs: pd.DataFrame, support: Array, encoding: Encoding) -> list[dict[str, Any]]:
+    """Inputs left out and the selected one that each goes with, the closest first, at correlations of ``ALIKE`` or more.
+
+    The data hardly tell which of the two acts.
+    """
+    owners = np.array(encoding.owners, dtype=object)
+    out = ~np.isin(owners, owners[support])
+    centred = (inputs - inputs.mean()).to_numpy(dtype=float)
+    lengths = np.linalg.norm(centred, axis=0)
+    scaled = np.divide(centred, lengths, out=np.zeros_like(centred), where=lengths > 0)
+    pairs = pd.DataFrame(
+        {
+            "input": np.repeat(owners[out], support.sum()),
+            "selected": np.tile(owners[support], out.sum()),
+            "correlation": (scaled[:, out].T @ scaled[:, support]).ravel(),
+        }
+    )
+    closest = pairs.sort_values("correlation", key=abs, ascending=False, kind="stable").drop_duplicates("input")
+    return closest[closest["correlation"].abs() >= ALIKE].to_dict("records")
+
+
 def _metrics(
     train: Table, test: Table, estimator: Estimator, predictions: pd.DataFrame, effects: pd.DataFrame
 ) -> dict[str, Any]:
@@ -154,6 +177,7 @@ def _metrics(
         "runs": len(estimator.supports_),
         "rounds": estimator.num_rounds_,
         "selected_in_runs": selected_in_runs(estimator, train.encoding),
+        "alike": alike(train.inputs, estimator.get_support(), train.encoding),
         "hidden": list(estimator.hidden_),
         "weights": {"kept": [fit.structure.num_kept for fit in estimator.fits_], "of": structure.num_weights},
         "converged": all(fit.converged for fit in estimator.fits_),

@@ -13,6 +13,7 @@ WIDTH = 88  # characters of a line of the summary
 INDENT = 10
 MODEL = 36  # characters of a model's name in the table
 MAX_EFFECTS = 12  # lines of the summary
+MAX_ALIKE = 8  # inputs of the summary
 
 
 def directions(effects: pd.DataFrame) -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ def _facts(metrics: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("left out", ", ".join(f"'{name}' ({why})" for name, why in metrics["left_out"].items())))
     if metrics["rows"]["dropped"]:
         facts.append(("dropped", f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks"))
-    return facts + _certainty(metrics["runs"], metrics["selected_in_runs"], selected)
+    return facts + _certainty(metrics["runs"], metrics["selected_in_runs"], selected) + _alike(metrics["alike"])
 
 
 def _network(metrics: dict[str, Any]) -> str:
@@ -160,6 +161,16 @@ def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list
     return facts
 
 
+def _alike(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    said = [f"{one['input']} with {one['selected']} ({one['correlation']:.2f})" for one in pairs[:MAX_ALIKE]]
+    more = f" and {len(pairs) - MAX_ALIKE} more" if len(pairs) > MAX_ALIKE else ""
+    if not pairs:
+        return []
+    return [
+        ("alike", f"left out, but correlated with what is selected: {', '.join(said)}{more}; either may be what acts")
+    ]
+
+
 def _comparison(metrics: dict[str, Any]) -> list[str]:
     held_out, n = metrics["held_out"], metrics["rows"]["held_out"]
     columns = [name for name in HEADINGS if name in held_out["models"][NETWORK]]
@@ -196,7 +207,7 @@ def _calibration(family: str, held_out: dict[str, Any], n: int, num_classes: int
     return [
         f"{PROB:.0%} intervals cover {covered} ({share}; calibrated ones cover {expected})",
         f"mean width {held_out['mean_width']:.4g}, where no input is known {held_out['mean_width_without_inputs']:.4g}"
-        f"; interval score {held_out['interval_score']:.4g}",
+        f"; interval score (width and the cost of misses, the lower the better) {held_out['interval_score']:.4g}",
     ]
 
 

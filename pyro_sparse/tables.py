@@ -3,6 +3,7 @@
 What the target holds decides the family of the response, unless the caller names one.
 """
 
+import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -286,7 +287,9 @@ def _check_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:
     for name in names:
         if name not in frame.columns:
             hint = "; is the file separated by commas?" if len(frame.columns) == 1 else ""
-            raise ValueError(f"there is no column '{name}'; the columns are {listed(frame.columns)}{hint}")
+            near = difflib.get_close_matches(name, [str(column) for column in frame.columns], 1)
+            meant = f", but '{near[0]}'" if near else ""
+            raise ValueError(f"there is no column '{name}'{meant}; the columns are {listed(frame.columns)}{hint}")
 
 
 def _too_few(frame: pd.DataFrame, full: pd.DataFrame) -> str:

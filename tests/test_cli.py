@@ -299,6 +299,7 @@ def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
     [
         (lambda f: f, ["--target=z"], "there is no column 'z'; the columns are 'size', 'weight'"),
         (lambda f: f, ["--ignore=z"], "there is no column 'z'"),
+        (lambda f: f, ["--ignore=wieght"], "there is no column 'wieght', but 'weight'"),
         (lambda f: f.head(19), [], "at least 20 rows without blanks are needed, got 19 of 19"),
         (lambda f: f.assign(size=[1.0, *[np.nan] * 79]), [], "got 1 of 80; column 'size' has 79 blanks"),
         (lambda f: f.assign(y=f.colour), ["--family=normal"], "target 'y' must hold numbers, got the text"),

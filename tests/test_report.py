@@ -14,7 +14,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from pyro_sparse import folders
 from pyro_sparse.estimators import ANY_OTHER
 from pyro_sparse.measures import deviances, least_squares, log_losses, measured, standard_errors
-from pyro_sparse.report import with_levels
+from pyro_sparse.report import alike, with_levels
 from pyro_sparse.summary import directions, summary
 from pyro_sparse.tables import Column, Encoding, Table, prepare
 
@@ -220,6 +220,7 @@ def study(family: str = "normal", **changes: Any) -> str:
         "runs": 3,
         "rounds": 2,
         "selected_in_runs": {"u": 1.0, "v": 2 / 3, "w": 0.0},
+        "alike": [],
         "hidden": [20, 10],
         "weights": {"kept": [5, 7, 6], "of": 100},
         "converged": True,
@@ -246,6 +247,35 @@ def test_summary_says_which_way_and_how_sure() -> None:
     assert "kept is what fits best of the vote, each run and forward selection" in study(
         selected_in_runs={"u": 1 / 3, "v": 0.0, "w": 0.0}
     )
+
+
+def test_inputs_that_may_stand_for_a_selected_one_are_named() -> None:
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(random.normal(size=(200, 3)), columns=["u", "v", "w"])
+    frame["near"] = frame["u"] - 0.1 * frame["w"]
+    frame["against"] = -2 * frame["u"] - 0.6 * frame["v"]
+    frame["far"] = frame["u"] + frame["v"]
+    frame["colour"] = random.choice(["red", "green", "blue"], 200)
+    frame["red"] = (frame["colour"] == "red").astype(float)
+    table = prepare(frame.assign(y=random.normal(size=200)), "y")
+    names = list(table.inputs.columns)
+    support = np.isin(names, ["u", "w", "red"])
+    found = alike(table.inputs, support, table.encoding)
+    correlation = frame.drop(columns="colour").corr()["u"]
+    expected = [("colour", "red", 1.0), ("near", "u", correlation["near"]), ("against", "u", correlation["against"])]
+    assert [(one["input"], one["selected"]) for one in found] == [pair[:2] for pair in expected]
+    assert [one["correlation"] for one in found] == pytest.approx([pair[2] for pair in expected])
+    for selected in ([], names):  # nothing to stand for, nothing left out
+        assert alike(table.inputs, np.isin(names, selected), table.encoding) == []
+    constant = table.inputs.assign(near=1.0)
+    assert [one["input"] for one in alike(constant, support, table.encoding)] == ["colour", "against"]
+
+
+def test_summary_names_inputs_alike() -> None:
+    pair = {"input": "v", "selected": "u", "correlation": -0.957}
+    said = "correlated with what is selected: v with u (-0.96); either may be what acts"
+    assert said in study(alike=[pair]) and "alike" not in study()
+    assert "v with u (-0.96) and 2 more; either" in study(alike=[pair] * 10)
 
 
 def test_summary_of_classes_names_the_one_that_moves() -> None:
