@@ -39,6 +39,8 @@ def partial_dependence(
     """
     if not 0 < prob < 1:
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
+    if not isinstance(source, (Fit, Sequence)):
+        raise TypeError(f"source must be a Fit or several, got {type(source).__name__}")
     fits = [source] if isinstance(source, Fit) else list(source)
     if not fits:
         raise ValueError("source must hold at least one fit, got none")

@@ -5,6 +5,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +17,15 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
+from pyro_sparse.inference.family import unwrapped
 from pyro_sparse.inference.layout import Layout, Site, bijection
 from pyro_sparse.inference.minibatch import Augment, AugmentedBatches, Batches, LoaderBatches, rows_of, stream
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.annealed import find_spike_slab
 from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
 from pyro_sparse.models.spike_slab import SpikeSlab
+
+FAR = 10.0  # from unit scale: times as large, or a tenth at most
 
 Model = Callable[..., Any]
 Node = dict[str, Any]
@@ -137,6 +141,8 @@ def inspect(
     is_few = bool(tensors) and len(example[0]) < num_data
     if loader is not None:
         num_data, batch_size = rows_of(loader), num_data
+    if batch_size is not None and not isinstance(batch_size, Integral):
+        raise TypeError(f"batch_size must be a whole number, got {batch_size!r}")
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
     plates = _data_plates(observed, num_data)
@@ -166,8 +172,12 @@ def inspect(
         )
     if not layout.sites:
         raise ValueError("model must have a latent site to sample, got none")
+    if priors:
+        _warn_of_scale(observed)
     given = {module: _given_to(module, nodes) for module in modules}
     readers = tuple(module for module in modules if _reads_the_first(given[module], example))
+    if priors and readers and tensors[0].dim() == 2 and tensors[0].is_floating_point():
+        _warn_of_columns(tensors[0])
     shapes = {module: x.shape[1:] if isinstance(x, Tensor) else None for module, x in given.items()}
     return Specification(
         *(model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed), readers),
@@ -232,7 +242,7 @@ class _Start(Messenger):
         elif law is not None:
             scale = law.initial_spike_scale.detach()
             value = torch.randn(law.batch_shape, dtype=scale.dtype, device=scale.device) * scale
-        elif not hasattr(msg["fn"], "has_enumerate_support") or msg["fn"].has_enumerate_support:
+        elif msg["fn"].has_enumerate_support or getattr(msg["fn"].support, "is_discrete", False):
             raise ValueError(f"site '{msg['name']}' is discrete: enumerate or marginalise it; gradients need none such")
         else:
             value = init_to_median(msg).detach().clone()
@@ -244,8 +254,8 @@ def trace_at_start(
 ) -> dict[str, Node]:
     """The nodes of one run of the model at the start of a chain; the global generator and param store are left alone."""
     store = pyro.get_param_store()
-    devices = sorted({t.device.index or 0 for t in data if t.is_cuda})
-    with torch.random.fork_rng(devices), store.scope(state=store.get_state()), pyro.poutine.trace() as tracer:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # where the model may be
+    with torch.random.fork_rng(list(devices)), store.scope(state=store.get_state()), pyro.poutine.trace() as tracer:
         torch.manual_seed(stream(seed, chain, "start"))
         with _Start(fresh) as at_start:
             model(*data)
@@ -288,7 +298,7 @@ def checked_data(data: Any) -> tuple[Tensor, ...]:
         if not isinstance(item, (Tensor, np.ndarray)):
             raise TypeError(f"data[{position}] must be a tensor or an array, got {type(item).__name__}")
         # A copy: an array that is changed after the run must not change the refit.
-        tensor = torch.tensor(item) if isinstance(item, np.ndarray) else item
+        tensor = torch.tensor(item.copy()) if isinstance(item, np.ndarray) else item
         if tensor.dim() == 0 or len(tensor) == 0:
             raise ValueError(f"data[{position}] must have at least one row, got shape {tuple(tensor.shape)}")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -312,7 +322,52 @@ def _observed(nodes: Mapping[str, Node]) -> dict[str, Node]:
         raise ValueError("model must have an observed site (obs=...), got none: was it called without its response?")
     for name, node in kept.items():
         _check_shape(name, node)
+        _check_support(name, node)
     return kept
+
+
+def _check_support(name: str, node: Node) -> None:
+    """Raises where the response cannot come from its law, as a count below 0 of a Poisson law."""
+    value = node["value"]
+    if value.dtype == torch.bool:
+        raise TypeError(f"the response of site '{name}' must be numbers, got truth values: call .float() on them")
+    try:
+        fits = node["fn"].support.check(value)
+    except (NotImplementedError, AttributeError, RuntimeError):  # of laws that do not say
+        return
+    if not bool(fits.all()):
+        place = tuple((~fits).nonzero()[0].tolist())
+        raise ValueError(
+            f"the response of site '{name}' must lie in the support of {type(unwrapped(node['fn'])).__name__}, got "
+            f"{value[place].tolist() if place else value.tolist()} in row {place[0] if place else 0}"
+        )
+
+
+def _warn_of_columns(x: Tensor) -> None:
+    """Where the default prior is far from what the inputs need: it would keep nothing, or everything."""
+    size, largest = x.double().square().mean(0).sqrt(), x.abs().amax(0)
+    far = ((size > FAR) | ((largest > 0) & (largest < 1 / FAR))).nonzero().flatten()
+    if len(far):
+        column = int(far[0])
+        warn(
+            f"{len(far)} column{'s' * (len(far) > 1)} of the first argument {'are' if len(far) > 1 else 'is'} far from unit "
+            f"scale, which the default prior supposes (column {column}: root mean square {float(size[column]):.3g}): subtract "
+            "means and divide by standard deviations, or set the prior"
+        )
+
+
+def _warn_of_scale(observed: Mapping[str, Node]) -> None:
+    """The same of a normal response that its mean at the start neither meets nor is scaled for."""
+    for name, node in observed.items():
+        law = unwrapped(node["fn"])
+        if isinstance(law, torch.distributions.Normal) and node["value"].numel() > 2:
+            apart = float((node["value"] - law.loc).detach().double().square().mean().sqrt())
+            if apart > 2 * FAR and apart > 50 * float(law.loc.detach().double().std()):
+                warn(
+                    f"the response of site '{name}' is {apart:.3g} away from its mean at the start (root mean square), where "
+                    "the default prior supposes about unit scale: subtract its mean and divide by its standard deviation, "
+                    "inside the model or before, or set the prior"
+                )
 
 
 def _check_shape(name: str, node: Node) -> None:

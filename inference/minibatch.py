@@ -158,7 +158,7 @@ class LoaderBatches:
         own = {id(generator): generator for generator in given if generator is not None}
         states = [generator.get_state() for generator in own.values()] if first else []
         with torch.random.fork_rng([]), torch.device("cpu"):
-            torch.manual_seed((self._start + step) % 2**32)
+            torch.default_generator.manual_seed((self._start + step) % 2**32)  # the CPU's, which alone is restored
             for generator in own.values() if first else ():
                 generator.manual_seed((self._start + self._epoch) % 2**32)
             try:

@@ -65,6 +65,8 @@ def predict(
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
     if isinstance(source, Run):
         return _predict_run(source, x_new, prob, site, sparse, progress)
+    if not isinstance(source, (Fit, Sequence)):
+        raise TypeError(f"source must be a Fit, several, or one Run, got {type(source).__name__}")
     fits = [source] if isinstance(source, Fit) else list(source)
     if not fits:
         raise ValueError("source must hold at least one fit, got none")

@@ -123,6 +123,8 @@ def anneal(
     if sparse_draws and out is None:
         raise ValueError("out must name a folder for sparse_draws=True, as draws in memory are whole, got None")
     schedule = PriorAnnealing() if schedule is None else schedule
+    if not isinstance(schedule, PriorAnnealing):
+        raise TypeError(f"schedule must be a PriorAnnealing, got {schedule!r}")
     num_draws, num_chains, seed = (
         _whole(name, value) for name, value in (("num_draws", num_draws), ("num_chains", num_chains), ("seed", seed))
     )

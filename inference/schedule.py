@@ -77,6 +77,9 @@ class PriorAnnealing:
         period = self.cool_period
         _require("cool_period", period, period >= 1 and period % 1 == 0, "be an integer >= 1")
         _require("num_steps", self.num_steps, self.num_steps >= 1, "be >= 1 over all phases")
+        drops = self.learning_rate_drops
+        whole = isinstance(drops, (tuple, list)) and all(step >= 0 and step % 1 == 0 for step in drops)
+        _require("learning_rate_drops", drops, whole, "be a tuple of steps, integers >= 0")
         for field in fields(self):  # numbers of other libraries as Python's, which JSON knows
             value = getattr(self, field.name)
             if field.name == "learning_rate_drops":

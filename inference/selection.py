@@ -50,11 +50,18 @@ def select(run: Run, min_probability: float = 0.5) -> Structure:
         min_probability: in (0, 1).
 
     Raises:
-        ValueError: where it lies outside.
+        ValueError: where it lies outside, and for a model without a spike-and-slab site.
     """
+    if not isinstance(run, Run):
+        raise TypeError(f"run must be a Run of anneal, got {type(run).__name__}")
     if not 0 < min_probability < 1:
         raise ValueError(f"min_probability must lie in (0, 1), got {min_probability}")
     layout = run.spec.layout
+    if not layout.spike_slab_sites():
+        raise ValueError(
+            "run must be of a model with a spike-and-slab site, got one of "
+            f"{', '.join(repr(site.name) for site in layout.sites[:4])}: is the network made with SparseNet or sparsify?"
+        )
     chain = best_chain(run)
     draws = _draws_of_structure(run)
     values = layout.constrained(run.positions[chain])

@@ -38,6 +38,9 @@ class NonFiniteError(ArithmeticError):
         self.step, self.values = step, values
         self.run: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.step, self.values)  # for processes that hand it on; without the runs
+
 
 class Table:
     """Controls of every step, as numbers for the host and as rows of a tensor for the program, made once."""
@@ -292,6 +295,8 @@ class Step:
             if number == 0
             else f"lower learning_rate ({controls.learning_rate:g}) or scale the data to unit variance"
         )
+        if what == "log density" and set(bad) & set(spec.observed):
+            remedy += ", and see that no response is on the edge of its law's support (0 or 1 of Beta, say)"
         if isinstance(batch, tuple):
             remedy = _fault_of(batch, "augment" if spec.loader is None else "the DataLoader") or remedy
         return NonFiniteError(

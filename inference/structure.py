@@ -516,7 +516,7 @@ class Structure:
                     f"{n}: {float(self.input_probability[i]):.0%}"
                     for n, i in zip(names, self.input_indices, strict=True)
                 ]
-                lines.append(f"how often in {self.num_chains} runs: {', '.join(shares[:12])}")
+                lines.append(f"inclusion probability over {self.num_chains} runs: {', '.join(shares[:12])}")
         for name, mask in self.masks.items():
             shape = " x ".join(str(size) for size in mask.shape) or "1"
             units = f", {int(mask.flatten(1).any(1).sum())} of {len(mask)} units" if mask.dim() > 1 else ""

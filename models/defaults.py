@@ -41,7 +41,7 @@ def default_prior(module: nn.Module, num_data: int, select_inputs: bool = True) 
     for depth, parameters in enumerate(layers.values()):
         widest = max((p for _, p in parameters), key=lambda p: p.numel())
         largest = max(float(p.detach().abs().max()) for _, p in parameters)
-        fan_in = widest[0].numel()
+        fan_in = widest[0].numel() if widest.dim() else 1
         many = select_inputs and len(layers) > 1  # an input has more than one weight
         choice = 2 * math.log(fan_in) * (depth == 0) if many else 0.5 * math.log(widest.numel())
         initial = min((0.7 if select_inputs else 1.0) / math.sqrt(fan_in), 0.7 * SLAB_SCALE)

@@ -59,6 +59,7 @@ def regression_model(
         raise ValueError(f"min_scale must be > 0, got {min_scale}")
     if family == "heteroscedastic" and not min_scale < 1:
         raise ValueError(f"min_scale must lie in (0, 1), got {min_scale}")
+    offset = offset.tolist() if hasattr(offset, "tolist") else offset  # of an array
     offsets = tuple(offset) if isinstance(offset, Sequence) else (offset,)
     if not all(math.isfinite(number) for number in offsets):
         raise ValueError(f"offset must be finite, got {offset}")

@@ -185,7 +185,7 @@ class SparseModule(PyroModule):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        probe = fn(next(iter(self.module.parameters()), torch.empty(0)).detach()[..., :0])
+        probe = fn(next(iter(self.module.parameters()), torch.empty(0)).detach().new_empty(0))
         self.priors = {name: law.to(probe) for name, law in self.priors.items()}
         return self
 

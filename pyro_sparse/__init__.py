@@ -16,6 +16,7 @@ _HOME = {
     "PriorAnnealing": "inference.schedule",
     "Run": "inference.run",
     "SparseClassifier": "estimators",
+    "SparseConv2d": "models.layers",
     "SparseLinear": "models.layers",
     "SparseModule": "models.layers",
     "SparseNet": "models.layers",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from pyro_sparse.models.glm import regression_model as regression_model
     from pyro_sparse.models.images import ImageAugmentation as ImageAugmentation
     from pyro_sparse.models.images import Normalize as Normalize
+    from pyro_sparse.models.layers import SparseConv2d as SparseConv2d
     from pyro_sparse.models.layers import SparseLinear as SparseLinear
     from pyro_sparse.models.layers import SparseModule as SparseModule
     from pyro_sparse.models.layers import SparseNet as SparseNet

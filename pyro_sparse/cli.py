@@ -96,20 +96,24 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="CSV file to write instead of printing.", show_default=False)] = None,
     threads: Threads = 1,
 ) -> None:
-    """Predict the rows of a CSV file, with intervals.
+    """Predict the rows of a CSV file, with intervals: a table on a terminal, CSV where the output is redirected.
 
     The columns: row of the file, counted from 1; mean; mean_lower and mean_upper, the interval of the mean; lower and
     upper, that of a new observation. Of classes: the most probable one; for each class its probability and its interval; the
     set of classes that holds the true one with probability PROB. Inputs that were not selected may be missing.
     """
     with one_line_errors():
+        if out is not None and out.exists() and (out.samefile(data) or folder.resolve() in out.resolve().parents):
+            raise ValueError(f"--out must name another file than the one that is read or those of the fit, got {out}")
         table, dropped, notes = _predictions(folder, data, prob, threads)
         if dropped:
             typer.echo(f"left out for blanks: {dropped} row{'s' * (dropped != 1)}", err=True)
         for note in notes:
             typer.echo(f"Note: {note}", err=True)
-        if out is None:
+        if out is None and sys.stdout.isatty():
             typer.echo(table.to_string(float_format="%.6g", index_names=False))
+        elif out is None:
+            typer.echo(table.to_csv(), nl=False)
         else:
             table.to_csv(out)
             typer.echo(f"{len(table)} rows predicted: {out}")

@@ -77,10 +77,10 @@ class _Candidate:
         num_data, structure = fit.response.spec.num_data, fit.structure
         chosen, num_inputs = int(structure.reads.sum()), self.supports.shape[1]
         complexity = _complexity(num_data, structure.num_kept, chosen, num_inputs)
-        if not self.hidden and isinstance(fit.family, Normal):
+        if isinstance(fit.family, Normal):  # at the best noise scale, which has no floor as that of the model has
             residuals = fit.response.observed(fit.values) - fit.evaluate(fit.family.link, fit.data)[:, 0]
-            mean_square = float(residuals.square().mean())
-            return _normal_criterion(num_data, num_data - structure.num_kept, mean_square) + complexity
+            freedom = num_data - (0 if self.hidden else structure.num_kept)
+            return _normal_criterion(num_data, freedom, float(residuals.square().mean())) + complexity
         return num_data * fit.loss + complexity
 
 
@@ -144,7 +144,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
                 raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
         widths = () if self.hidden is None else self.hidden
         if not isinstance(widths, (tuple, list)) or not all(isinstance(w, Integral) and w > 0 for w in widths):
-            raise ValueError(f"hidden must hold whole numbers >= 1, got {self.hidden!r}")
+            raise ValueError(f"hidden must be a tuple of whole numbers >= 1, such as (20, 10), got {self.hidden!r}")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, TypeError, AssertionError) as error:
@@ -183,12 +183,15 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         columns = np.arange(len(data.names))
         start = _forward_selection(data.X, self._working_response(data.y.cpu().numpy()))
         run = self._annealed(data, columns, (), seed, True, num_runs, "linear model", start)
-        structures = [select(run.chain(chain)) for chain in range(num_runs)]
+        runs = [run.chain(chain) for chain in range(num_runs)]
+        structures = [select(one) for one in runs]
         supports = np.array([structure.reads.numpy() for structure in structures])
         voted = torch.stack([_weight(one.masks) for one in structures]).double().mean(0) > 0.5
-        candidates = [*structures, *(_keeping(structures[0], mask) for mask in (voted, torch.as_tensor(start != 0)))]
-        fits = [refit(run.chain(0), one.with_biases()) for one in _distinct(candidates)]
-        found = [_Candidate((), supports, columns, [run.chain(0)], [fit], 1) for fit in fits]
+        others = [_keeping(structures[0], mask) for mask in (voted, torch.as_tensor(start != 0))]
+        candidates = _distinct([*structures, *others], [*runs, runs[0], runs[0]])
+        found = [
+            _Candidate((), supports, columns, [one], [refit(one, kept.with_biases())], 1) for kept, one in candidates
+        ]
         return min(found, key=lambda one: one.criteria[0])
 
     def _annealed(
@@ -278,7 +281,9 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             "num_networks": len(self.fits_),
             "best": best,
             "x_mean": self.x_mean_.tolist(),
-            "x_scale": self.x_scale_.tolist(),
+            "x_scale": [scale if math.isfinite(scale) else None for scale in self.x_scale_.tolist()],
+            "x_min": self.x_min_.tolist(),
+            "x_max": self.x_max_.tolist(),
         } | self._own_settings()
         text = json.dumps(settings, indent=2, default=_plain)  # what cannot be written fails before anything is touched
         old = [folder.parent for folder in Path(path).glob("network*/fit.json")]  # of an earlier save
@@ -291,7 +296,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """A saved estimator, ready to predict; it executes nothing that it reads."""
+        """A saved estimator, ready to predict on the CPU; it executes nothing that it reads."""
         settings = json.loads((Path(path) / "estimator.json").read_text())
         if settings["estimator"] != cls.__name__:
             raise ValueError(f"{path} must hold a {cls.__name__}, got a {settings['estimator']}")
@@ -301,8 +306,10 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         if parameters["schedule"] is not None:
             drops = tuple(parameters["schedule"]["learning_rate_drops"])
             parameters["schedule"] = PriorAnnealing(**(parameters["schedule"] | {"learning_rate_drops": drops}))
-        new = cls(**parameters)
-        new.x_mean_, new.x_scale_ = np.array(settings["x_mean"]), np.array(settings["x_scale"])
+        new = cls(**parameters | {"device": "cpu"})
+        new.x_mean_ = np.array(settings["x_mean"])
+        new.x_scale_ = np.array([math.inf if scale is None else scale for scale in settings["x_scale"]])
+        new.x_min_, new.x_max_ = np.array(settings["x_min"]), np.array(settings["x_max"])
         new.columns_, new.supports_ = np.array(settings["columns"], dtype=int), np.array(settings["supports"])
         new.hidden_, new.num_rounds_, new.n_features_in_ = (
             tuple(settings["hidden"]),
@@ -405,7 +412,21 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         check_is_fitted(self)
         index = X.index if hasattr(X, "columns") else None
         X = validate_data(self, X, reset=False, dtype=np.float64)
+        self._warn_of_far_rows(X, np.arange(len(X)) if index is None else index)
         return predict(self.fits_, self._inputs(X, self.columns_), prob), index
+
+    def _warn_of_far_rows(self, X: Array, index: Any) -> None:
+        """Of rows that are further from the fitted ones than half of the range of these, in a selected input."""
+        middle = (self.x_min_ + self.x_max_) / 2
+        far = self.get_support() & (np.abs(X - middle) > self.x_max_ - self.x_min_)
+        if far.any():
+            row, column = np.argwhere(far)[0]
+            (name,) = self._names_of([column])
+            warn(
+                f"{int(far.any(1).sum())} of {len(X)} rows lie far outside of the fitted ones, the first is row {index[row]}, "
+                f"where {name} is {X[row, column]:.4g} and was {self.x_min_[column]:.4g} to {self.x_max_[column]:.4g}: no "
+                "interval knows what happens there"
+            )
 
     def _model(
         self,
@@ -417,7 +438,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         linear_start: Array | None = None,
     ) -> Any:
         with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # the CPU's, which alone is restored
             net = SparseNet([num_inputs, *hidden, self._num_outputs()], self.activation).module
         prior = default_prior(net, num_data, select_inputs)
         if linear_start is not None:
@@ -451,6 +472,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
     def _standardise(self, X: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             self.x_mean_, self.x_scale_ = X.mean(0), X.std(0)
+        self.x_min_, self.x_max_ = X.min(0), X.max(0)
         # A column that varies only by rounding is constant.
         _check_scale("X", self.x_scale_)
         constant = self.x_scale_ <= 1e-10 * np.abs(self.x_mean_)
@@ -773,10 +795,13 @@ def _keeping(structure: Structure, mask: Tensor) -> Structure:
     return replace(structure, masks=masks, reads=mask.any(0).to(structure.reads.device))
 
 
-def _distinct(structures: list[Structure]) -> list[Structure]:
-    """Each set of kept weights once, in order."""
-    kept = {tuple(torch.cat([mask.flatten() for mask in one.masks.values()]).tolist()): one for one in structures[::-1]}
-    return list(kept.values())[::-1]
+def _distinct(structures: list[Structure], runs: list[Run]) -> list[tuple[Structure, Run]]:
+    """Each set of kept weights once, in order, with the first run that has it."""
+    found: dict[tuple[bool, ...], tuple[Structure, Run]] = {}
+    for structure, run in zip(structures, runs, strict=True):
+        kept = tuple(torch.cat([mask.flatten() for mask in structure.masks.values()]).tolist())
+        found.setdefault(kept, (structure, run))
+    return list(found.values())
 
 
 def _complexity(num_data: int, num_kept: int, num_chosen: int, num_inputs: int) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -74,12 +75,14 @@ def study(name: str, train: Table, test: Table, estimator: Estimator) -> Study:
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """The texts of the warnings raised inside, each once, instead of lines that name files."""
+    """The texts of the warnings raised inside, instead of lines that name files; of those alike but for numbers the first."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         yield notes
-    notes += dict.fromkeys(str(warning.message) for warning in caught)
+    texts = [str(warning.message) for warning in caught]
+    notes += {re.sub(r"[0-9.]+", "", text): text for text in reversed(texts)}.values()
+    notes.sort(key=texts.index)
 
 
 def predicted(estimator: Estimator, inputs: pd.DataFrame, prob: float) -> pd.DataFrame:
@@ -167,6 +170,7 @@ def _metrics(
         "rows": {
             "read": train.num_read,
             "dropped": train.num_dropped,
+            "most_blanks": train.most_blanks,
             "fitted": len(train.target),
             "held_out": len(test.target),
         },

@@ -91,7 +91,9 @@ def _facts(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     if metrics["left_out"]:
         facts.append(("left out", ", ".join(f"'{name}' ({why})" for name, why in metrics["left_out"].items())))
     if metrics["rows"]["dropped"]:
-        facts.append(("dropped", f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks"))
+        column, count = metrics["rows"]["most_blanks"]
+        text = f"{metrics['rows']['dropped']:,} of {metrics['rows']['read']:,} rows, for blanks, most in '{column}' ({count:,})"
+        facts.append(("dropped", text))
     return facts + _certainty(metrics["runs"], metrics["selected_in_runs"], selected) + _alike(metrics["alike"])
 
 
@@ -149,7 +151,8 @@ def _certainty(runs: int, shares: dict[str, float], selected: list[str]) -> list
     counts: dict[int, list[str]] = {}
     for name, share in shares.items():
         counts.setdefault(round(share * runs), []).append(name)
-    said = [f"{', '.join(counts[count])} in {count} of {runs} runs" for count in sorted(counts, reverse=True) if count]
+    counts[0] = [name for name in counts.get(0, []) if name in selected]
+    said = [f"{', '.join(names)} in {count} of {runs} runs" for count, names in sorted(counts.items())[::-1] if names]
     said = said or [f"nothing in any of {runs} runs"]
     split = any(shares.get(name, 0.0) <= 0.5 for name in selected)
     kept = "what fits best of the vote, each run and forward selection" if split else "what more than half choose"

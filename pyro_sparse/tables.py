@@ -15,6 +15,9 @@ import pandas as pd
 
 MIN_ROWS = 20
 MAX_CLASSES = 20
+MAX_COUNT = (
+    20  # on average, of counts that are taken as Poisson: larger ones rarely vary as little, and are near a normal law
+)
 BLANKS = ("", "NA", "NaN", "nan", "N/A", "n/a", "null", "NULL")  # pandas would add "None" and others, which may be text
 FAMILIES = ("normal", "heteroscedastic", "poisson", "classes")
 
@@ -111,6 +114,7 @@ class Table:
         encoding: how the inputs came about.
         response: the family of the target.
         num_read, num_dropped: rows of the file, and those dropped for blanks.
+        most_blanks: the column with the most blanks among those kept, and how many.
         left_out: columns that say nothing, with the reason.
     """
 
@@ -120,6 +124,7 @@ class Table:
     response: "Response"
     num_read: int
     num_dropped: int = 0
+    most_blanks: tuple[str, int] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
 
     def split(self, share: float, seed: int) -> tuple[Self, Self]:
@@ -206,7 +211,7 @@ def prepare(
         strict: refuse rows with blanks instead of dropping them.
         ignore: columns that are no inputs.
         family: of the response, one of ``FAMILIES``, or "auto": classes for text, truth values or two values, "poisson"
-            for whole numbers from 0, "normal" for other numbers.
+            for whole numbers from 0 of a mean up to ``MAX_COUNT``, "normal" for other numbers.
 
     Raises:
         ValueError: one sentence that names the column or the rows in question.
@@ -228,7 +233,9 @@ def prepare(
     encoding = Encoding(target, columns)
     _check_encoded_names(encoding)
     reasons = dict.fromkeys(blank, "blank") | dict.fromkeys(constant, "constant")
-    return Table(encoding.encode(full), values, encoding, response, num_read, num_read - len(full), reasons)
+    blanks, dropped = frame.isna().sum(), num_read - len(full)
+    most = (str(blanks.idxmax()), int(blanks.max())) if dropped else None
+    return Table(encoding.encode(full), values, encoding, response, num_read, dropped, most, reasons)
 
 
 def complete(frame: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
@@ -340,8 +347,11 @@ def _guessed(values: "pd.Series[Any]") -> Response:
         return Response("classes", f"{start} text with {count} values: classification")
     numbers = _numbers(values)
     if (numbers >= 0).all() and (numbers % 1 == 0).all() and (numbers == 0).any():
-        text = "counts (whole numbers from 0): a Poisson response; --family normal to treat it as any number"
-        return Response("poisson", f"{start} {text}")
+        if numbers.mean() <= MAX_COUNT:
+            text = "counts (whole numbers from 0): a Poisson response; --family normal to treat it as any number"
+            return Response("poisson", f"{start} {text}")
+        text = "whole numbers from 0, mostly large: a normal response; --family poisson to treat them as counts"
+        return Response("normal", f"{start} {text}")
     return Response("normal", f"{start} numbers: a normal response")
 
 
@@ -352,8 +362,11 @@ def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
         ValueError: for too many classes.
     """
     if values.nunique() > MAX_CLASSES:
-        stray = _stray(values)
+        stray, written = _stray(values), _number_as_text(values)
         why = "" if stray is None else f"; it holds numbers but for {stray}: leave such cells empty"
+        why = (
+            why if written is None else f"; it holds numbers written as text ({written}): leave digits and a point only"
+        )
         raise ValueError(
             f"target '{values.name}' has {values.nunique()} classes, {MAX_CLASSES} at most are possible{why}"
         )
@@ -369,6 +382,12 @@ def _stray(values: "pd.Series[Any]") -> str | None:
     return f"'{wrong.iloc[0]}' in row {wrong.index[0]}" if few else None
 
 
+def _number_as_text(values: "pd.Series[Any]") -> str | None:
+    """The first of values that are numbers but for signs of currency, percent or thousands."""
+    digits = pd.to_numeric(values.astype(str).str.replace(r"[%$€£,\s]", "", regex=True), errors="coerce")
+    return repr(values.iloc[0]) if digits.notna().all() else None
+
+
 def _learn(values: "pd.Series[Any]") -> Column:
     """Numbers, or text with its levels."""
     name = str(values.name)
@@ -379,9 +398,10 @@ def _learn(values: "pd.Series[Any]") -> Column:
     if len(levels) > 10 and stray is not None:
         raise ValueError(f"column '{name}' holds numbers but for {stray}: leave such cells empty")
     if 2 * len(levels) > len(values):
+        written = _number_as_text(values)
         raise ValueError(
-            f"column '{name}' holds text with {len(levels)} different values in {len(values)} rows: "
-            f"leave it out (--ignore '{name}') or turn it into numbers"
+            f"column '{name}' holds {'text' if written is None else f'numbers written as text ({written})'} with {len(levels)} "
+            f"different values in {len(values)} rows: leave it out (--ignore '{name}') or turn it into numbers"
         )
     return Column(name, tuple(levels))
 
