@@ -119,6 +119,8 @@ def inspect(
     Raises:
         TypeError, ValueError: naming the argument, site or plate, the rule and the value.
     """
+    if batch_size is not None and not isinstance(batch_size, Integral):
+        raise TypeError(f"batch_size must be a whole number, got {batch_size!r}")
     loader = loader_of(data)
     if loader is not None:
         if batch_size is not None:
@@ -141,8 +143,6 @@ def inspect(
     is_few = bool(tensors) and len(example[0]) < num_data
     if loader is not None:
         num_data, batch_size = rows_of(loader), num_data
-    if batch_size is not None and not isinstance(batch_size, Integral):
-        raise TypeError(f"batch_size must be a whole number, got {batch_size!r}")
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
     plates = _data_plates(observed, num_data)

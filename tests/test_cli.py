@@ -1,6 +1,7 @@
 """Each command on small data from end to end, every refusal in one line, and text columns there and back."""
 
 import ast
+import io
 import json
 import subprocess
 import sys
@@ -101,10 +102,10 @@ def test_fit_writes_what_it_promises(fitted: tuple[Path, str]) -> None:
 def test_fit_counts_rows_and_says_what_it_left_out(fitted: tuple[Path, str]) -> None:
     folder, printed = fitted
     found = metrics(folder)
-    assert found["rows"] == {"read": 80, "dropped": 2, "fitted": 62, "held_out": 16}
+    assert found["rows"] == {"read": 80, "dropped": 2, "most_blanks": ["size", 1], "fitted": 62, "held_out": 16}
     assert found["left_out"] == {"unit": "constant"}
     assert found["inputs"] == ["size", "weight", "colour"]
-    assert "2 of 80 rows, for blanks" in printed and "'unit' (constant)" in printed
+    assert "2 of 80 rows, for blanks, most in 'size' (1)" in printed and "'unit' (constant)" in printed
     assert printed.startswith("Target 'y' holds numbers: a normal response\n")
 
 
@@ -176,10 +177,10 @@ def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, st
     widths = []
     for prob in (0.5, 0.99):
         result = command("predict", folder, data, f"--prob={prob}")
-        lines = [line.split() for line in result.stdout.splitlines()]
-        assert [line[0] for line in lines[1:]] == ["1", "3"]
+        table = pd.read_csv(io.StringIO(result.stdout), index_col="row")
+        assert table.index.tolist() == [1, 3]
         assert "left out for blanks: 1 row" in result.stderr
-        widths.append(float(lines[1][5]) - float(lines[1][4]))
+        widths.append(float(table["upper"].iloc[0] - table["lower"].iloc[0]))
     assert widths[1] > 3 * widths[0] > 0
 
 
@@ -195,6 +196,24 @@ def test_predict_prints_wider_intervals_at_a_higher_level(fitted: tuple[Path, st
 def test_predict_refuses_in_one_line(fitted: tuple[Path, str], tmp_path: Path, change: Any, message: str) -> None:
     result = command("predict", fitted[0], written(change(rows(1)), tmp_path))
     assert_refused(result, message)
+
+
+def test_predict_writes_over_nothing_that_is_read(fitted: tuple[Path, str], tmp_path: Path) -> None:
+    data = written(rows(1), tmp_path)
+    before = data.read_bytes()
+    for out in (data, fitted[0] / "predictions.csv"):
+        assert_refused(command("predict", fitted[0], data, "--out", out), "--out must name another file")
+    assert data.read_bytes() == before
+
+
+def test_predict_notes_rows_far_outside(fitted: tuple[Path, str], tmp_path: Path) -> None:
+    frame = rows(1, 5)
+    assert "far outside" not in command("predict", fitted[0], written(frame, tmp_path)).stderr
+    frame.loc[3, "size"] = 1e6
+    result = command("predict", fitted[0], written(frame, tmp_path))
+    assert (
+        "Note: 1 of 5 rows lie far outside of the fitted ones, the first is row 4, where size is 1e+06" in result.stderr
+    )
 
 
 def test_predict_refuses_a_folder_without_a_fit_and_a_level_outside_0_and_1(
@@ -267,6 +286,15 @@ def test_counts_are_a_poisson_response(tmp_path: Path) -> None:
     assert set(metrics(out)["held_out"]["models"]["sparse model"]) == {"rmse", "deviance"}
 
 
+@pytest.mark.parametrize(("mean", "family"), [(19, "poisson"), (21, "normal")])
+def test_large_whole_numbers_are_no_counts(mean: int, family: str) -> None:
+    """One 0 among sales of a hundred does not make them Poisson."""
+    values = [0] * 40 + [2 * mean] * 20 + [2 * mean - 1] * 20
+    values[40] += sum([mean * 80, -sum(values)])
+    response = prepare(rows().assign(y=values), "y").response
+    assert response.family == family and f"--family {'normal' if family == 'poisson' else 'poisson'}" in response.text
+
+
 def test_family_asked_for_is_the_one_fitted(tmp_path: Path) -> None:
     data, out = written(rows(), tmp_path), tmp_path / "out"
     options = ("--target=y", "--out", out, STEPS, "--seeds=1", "--family=heteroscedastic")
@@ -305,6 +333,12 @@ def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
         (lambda f: f.assign(y=f.colour), ["--family=normal"], "target 'y' must hold numbers, got the text"),
         (lambda f: f, ["--family=poisson"], "must hold counts, whole numbers from 0, got"),
         (lambda f: f, ["--family=classes"], "target 'y' has 80 classes, 20 at most are possible"),
+        (lambda f: f.assign(y=[f"{v:.9f}%" for v in f["y"]]), [], "holds numbers written as text ('"),
+        (
+            lambda f: f.assign(size=[f"{v:.9f} €" for v in f["size"]]),
+            [],
+            "column 'size' holds numbers written as text ('",
+        ),
         (lambda f: f.assign(y=["?", *f["y"][1:]]), [], "it holds numbers but for '?' in row 1: leave such cells empty"),
         (
             lambda f: f.assign(**{"colour=red": f.y}),

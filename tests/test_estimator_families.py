@@ -144,7 +144,7 @@ def test_unknown_families_and_settings_are_refused() -> None:
         with pytest.raises(ValueError, match=f"{name} must be a whole number >= {least}, got {value!r}"):
             ps.SparseRegressor(**options(**{name: value})).fit(X, X[:, 0])
     for hidden in (5, (2.5,), (0,)):
-        with pytest.raises(ValueError, match="hidden must hold whole numbers >= 1, got"):
+        with pytest.raises(ValueError, match="hidden must be a tuple of whole numbers >= 1, such as"):
             ps.SparseRegressor(**options(hidden=hidden)).fit(X, X[:, 0])
     with pytest.raises(ValueError, match="schedule must be a PriorAnnealing, got 'x'"):
         ps.SparseRegressor(schedule="x").fit(X, X[:, 0])  # type: ignore[arg-type]

@@ -154,6 +154,13 @@ def test_public_name_is_documented(name: str) -> None:
     assert any(mention.search(page.read_text()) for page in pages), f"neither README.md nor docs/ speaks of {name}"
 
 
+def test_documented_names_are_public() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        for name in re.findall(r"(?<![\w.])ps\.(\w+)", page.read_text()):
+            assert hasattr(ps, name), f"{page.name} speaks of ps.{name}, which is not there"
+
+
 def test_public_names_are_listed_once() -> None:
     assert len(ps.__all__) == len(set(ps.__all__))
 

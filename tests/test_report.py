@@ -1,6 +1,7 @@
 """Measures against scikit-learn's and by hand, the words of a summary, and folders that are replaced as one."""
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from pyro_sparse import folders
 from pyro_sparse.estimators import ANY_OTHER
 from pyro_sparse.measures import deviances, least_squares, log_losses, measured, standard_errors
-from pyro_sparse.report import alike, with_levels
+from pyro_sparse.report import alike, collected_warnings, with_levels
 from pyro_sparse.summary import directions, summary
 from pyro_sparse.tables import Column, Encoding, Table, prepare
 
@@ -242,6 +243,9 @@ def test_summary_says_which_way_and_how_sure() -> None:
     assert "in the end" not in study(selected_in_runs={"u": 1.0, "v": 1 / 3, "w": 0.0})
     assert "network 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100})
     assert "model linear, 5 of 100 weights kept" in study(weights={"kept": [5], "of": 100}, hidden=[])
+    assert "u in 3 of 3 runs; v in 0 of 3 runs" in study(
+        selected=["u", "v"], selected_in_runs={"u": 1.0, "v": 0.0, "w": 0.0}
+    )
     assert "one run says which inputs" in study(runs=1)
     assert "kept is what more than half choose" in text
     assert "kept is what fits best of the vote, each run and forward selection" in study(
@@ -269,6 +273,13 @@ def test_inputs_that_may_stand_for_a_selected_one_are_named() -> None:
         assert alike(table.inputs, np.isin(names, selected), table.encoding) == []
     constant = table.inputs.assign(near=1.0)
     assert [one["input"] for one in alike(constant, support, table.encoding)] == ["colour", "against"]
+
+
+def test_of_warnings_that_differ_in_numbers_the_first_is_kept() -> None:
+    with collected_warnings() as notes:
+        for text in ("varies 8.2 times", "other", "varies 11 times"):
+            warnings.warn(text, stacklevel=1)
+    assert notes == ["varies 8.2 times", "other"]
 
 
 def test_summary_names_inputs_alike() -> None:
