@@ -45,6 +45,7 @@ Array = np.ndarray[Any, Any]
 
 
 DEFAULT_HIDDEN = (20, 10)
+FLOOR = 0.1  # of the noise scale of a network, in standard deviations of the response: min_scale of regression_model
 MANY_ROWS = 5_000  # from which on one run chooses inputs as surely as several
 
 
@@ -77,11 +78,13 @@ class _Candidate:
         num_data, structure = fit.response.spec.num_data, fit.structure
         chosen, num_inputs = int(structure.reads.sum()), self.supports.shape[1]
         complexity = _complexity(num_data, structure.num_kept, chosen, num_inputs)
-        if isinstance(fit.family, Normal):  # at the best noise scale, which has no floor as that of the model has
-            residuals = fit.response.observed(fit.values) - fit.evaluate(fit.family.link, fit.data)[:, 0]
-            freedom = num_data - (0 if self.hidden else structure.num_kept)
-            return _normal_criterion(num_data, freedom, float(residuals.square().mean())) + complexity
-        return num_data * fit.loss + complexity
+        if not isinstance(fit.family, Normal):
+            return num_data * fit.loss + complexity
+        residuals = fit.response.observed(fit.values) - fit.evaluate(fit.family.link, fit.data)[:, 0]
+        mean_square, freedom = float(residuals.square().mean()), num_data - structure.num_kept
+        if not self.hidden:
+            return _normal_criterion(num_data, freedom, mean_square) + complexity
+        return num_data * fit.loss - _gain_below_the_floor(freedom, mean_square) + complexity
 
 
 class SparseEstimator(SelectorMixin, BaseEstimator):
@@ -819,6 +822,16 @@ def _normal_criterion(num_data: int, freedom: int, mean_square: float) -> float:
     return 0.5 * max(freedom, 0) * math.log(max(mean_square, np.finfo(float).tiny)) + 0.5 * num_data * (
         1 + math.log(2 * math.pi)
     )
+
+
+def _gain_below_the_floor(freedom: int, mean_square: float) -> float:
+    """What the best noise scale gains in nats on the floor that a network's scale has, counted for the rows left to spare.
+
+    A linear model is scored at its best scale, and would win wherever both fit better than the floor. For all rows, networks
+    that fit noise exactly would.
+    """
+    share = max(mean_square / FLOOR**2, np.finfo(float).tiny)
+    return 0.5 * max(freedom, 0) * (share - 1 - math.log(share)) if share < 1 else 0.0
 
 
 def _forward_selection(X: Array, responses: Array) -> Array:

@@ -125,6 +125,32 @@ def test_saved_and_loaded_it_predicts_the_same(found: ps.SparseRegressor, tmp_pa
         assert all(file[name].dtype.kind in "bfiu" for name in file.files)
 
 
+def test_saved_on_a_card_it_is_loaded_on_the_cpu_and_is_json_for_any_reader(tmp_path: Path) -> None:
+    x = np.column_stack([X[:100, 3], np.full(100, 3.0)])
+    fitted = ps.SparseRegressor(hidden=(), steps=400, num_runs=1, random_state=0).fit(x, X[:100, 3] + X[:100, 0])
+    fitted.save(tmp_path)
+    file = tmp_path / "estimator.json"
+    settings = json.loads(file.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    settings["parameters"]["device"] = "cuda"
+    file.write_text(json.dumps(settings))
+    again = ps.SparseRegressor.load(tmp_path)
+    assert again.device == "cpu" and np.array_equal(again.predict(x), fitted.predict(x))
+
+
+def test_rows_far_outside_of_the_fitted_ones_are_warned_of(found: ps.SparseRegressor) -> None:
+    """By more than half of the range in a selected input; others do not matter."""
+    low, high = FRAME["x3"].min(), FRAME["x3"].max()
+    new = FRAME.iloc[5:9].copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.predict(new.assign(x3=high + 0.49 * (high - low), x0=1e9))
+    new.loc[new.index[2], "x3"] = low - 0.51 * (high - low)
+    with pytest.warns(UserWarning, match=f"1 of 4 rows .* the first is row {new.index[2]}, where x3 is"):
+        found.predict(new)
+    with pytest.warns(UserWarning, match="the first is row 2, where x3 is"):
+        found.predict_interval(new.reset_index(drop=True))
+
+
 def test_it_can_be_pickled(found: ps.SparseRegressor) -> None:
     again = pickle.loads(pickle.dumps(found))
     assert np.array_equal(again.predict_interval(FRAME), found.predict_interval(FRAME))

@@ -130,3 +130,27 @@ def test_an_input_that_only_widens_the_noise_is_found_and_no_other() -> None:
     y = x[:, 1] + (0.2 + np.log1p(np.exp(0.5 + x[:, 0]))) * rng.standard_normal(1_000)
     fitted = ps.SparseRegressor("heteroscedastic", hidden=(), steps=2_000, num_runs=1, random_state=1).fit(x, y)
     assert fitted.selected_inputs_ == [0, 1]
+
+
+def test_a_network_is_not_held_to_the_floor_of_its_noise_scale_where_a_linear_model_is_not() -> None:
+    rng = np.random.RandomState(0)
+    x = rng.standard_normal((400, 3))
+    y = x[:, 0] + 0.06 * (x[:, 1] ** 2 - 1) / math.sqrt(2)
+    fitted = ps.SparseRegressor(steps=1_000, num_runs=1, num_networks=1, random_state=0).fit(x, y)
+    assert fitted.hidden_ == (20, 10) and fitted.selected_inputs_ == [0, 1]
+
+
+def test_the_run_kept_is_the_one_that_chose() -> None:
+    """Of runs that choose different ones of nearly equal inputs."""
+    rng, others = np.random.default_rng(0), 0
+    for seed in range(6):
+        x = rng.normal(size=(60, 15))
+        x[:, 1:4] = x[:, :1] + 0.3 * rng.normal(size=(60, 3))
+        y = x[:, 0] + 0.4 * x[:, 5] + rng.normal(size=60)
+        fitted = ps.SparseRegressor(hidden=(), steps=400, num_runs=3, random_state=seed).fit(x, y)
+        chosen = fitted.structure_.selected_inputs
+        runs = [[f"x{column}" for column in np.flatnonzero(run)] for run in fitted.supports_]
+        if chosen in runs:
+            others += runs.index(chosen) > 0
+            assert ps.select(fitted.run_).selected_inputs == chosen
+    assert others  # in some of them it is not the first run
