@@ -12,7 +12,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pyro_sparse.inference.structure import ELEMENTWISE, flat_outputs
+from pyro_sparse.inference.structure import ELEMENTWISE, flat_outputs, is_hooked, is_plain
 
 DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (*DENSE, _BatchNorm)
@@ -83,17 +83,7 @@ class _Tracer(fx.Tracer):
     """Layers are kept whole where a class of the user's inherits their forward."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _is_plain(m) or super().is_leaf_module(m, module_qualified_name)
-
-
-def _is_plain(part: nn.Module) -> bool:
-    """Whether a layer computes what the class of PyTorch does."""
-    return any(
-        isinstance(part, kind)
-        and type(part).forward is kind.forward
-        and getattr(type(part), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
-        for kind in LAYERS
-    )
+        return is_plain(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(module: nn.Module, input_shape: Sequence[int]) -> fx.GraphModule:
@@ -262,13 +252,15 @@ class _Channels:
 
     def _follow_module(self, node: fx.Node, source: fx.Node, part: Any, shape: torch.Size) -> bool:
         numbers, is_zero = self.numbers[source], self.is_zero[source]
+        if is_hooked(part):  # whatever a hook makes of the channels
+            return False
         if isinstance(part, ELEMENTWISE_MODULES):
             return self._set(node, numbers, is_zero & bool((part(torch.zeros([1] * len(shape))) == 0).all()))
         if isinstance(part, POOLING_MODULES):
             return self._set(node, numbers, is_zero)
         if isinstance(part, nn.Flatten):
             return self._flatten(node, source, shape)
-        if not _is_plain(part) or not self._is_alone(str(node.target), part):
+        if not is_plain(part, LAYERS) or not self._is_alone(str(node.target), part):
             return False
         weight = part.weight.detach().cpu()
         bias = torch.zeros(len(weight)) if part.bias is None else part.bias.detach().cpu()
@@ -294,7 +286,6 @@ class _Channels:
         parameters = {f"{name}.{last}": p for last, p in part.named_parameters()}
         return (
             self.calls[name] == 1
-            and not (part._forward_hooks or part._forward_pre_hooks)
             and f"{name}.weight" in parameters
             and all(self.uses[id(p)] == 1 and not self.calls[full] for full, p in parameters.items())
         )

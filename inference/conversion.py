@@ -180,7 +180,7 @@ def _evaluator(source: Any) -> tuple[Any, Any, int, tuple[int, int]]:
 def _blocks_of_run(run: Run, values: dict[str, Tensor]) -> Blocks:
     spec = run.spec
     size = BLOCK if spec.data else spec.num_data
-    responses = {site: Response(spec, site) for site in spec.observed}
+    responses = {site: Response(spec, site) for site in spec.responses}
     some = next(iter(responses.values()))
     seen = 0
     for indices in some.blocks(spec.num_data, size):

@@ -79,12 +79,13 @@ def diagnose(run: Run, x: Any = None, num_rows: int = 100, num_projections: int 
     and effective sample sizes at least 100 for each chain.
 
     The kinetic temperature of a chain is that of its momenta; the configurational one is
-    ``mean((z - c) · ∇U(z)) / d``, over draws z of d coordinates, U the potential that was sampled and c the mean of the
-    other half of the chain: nearly independent of z, it needs no correction. Both are the nominal temperature times
-    1 + O(learning rate × curvature), plus what minibatch noise adds. Once the chain has settled, E |z - c|² is constant, which
-    makes them equal for any potential and learning rate, but that batches of an epoch, which do not repeat a row, move
-    positions less than momenta. Two that differ by more are of a chain that is still on its way; draws too hot are biased.
-    Both count where the average over the chains is off by four standard errors and by a tenth, 5 % of a standard deviation.
+    ``mean((z - c) · ∇U(z)) / d``, over draws z of d parameters (running statistics of BatchNorm, which have no gradient, are
+    none), U the potential that was sampled and c the mean of the other half of the chain: nearly independent of z, it needs
+    no correction. Both are the nominal temperature times 1 + O(learning rate × curvature), plus what minibatch noise adds.
+    Once the chain has settled, E |z - c|² is constant, which makes them equal for any potential and learning rate, but that
+    batches of an epoch, which do not repeat a row, move positions less than momenta. Two that differ by more are of a chain
+    that is still on its way; draws too hot are biased. Both count where the average over the chains is off by four standard
+    errors and by a tenth, 5 % of a standard deviation.
 
     Draws are read one at a time, twice. A gradient takes all rows where rows times weights are fewer than 5e7, else a
     batch of that many, a new one for each draw, which leaves it unbiased; the log-likelihood then is of as many evenly
@@ -121,7 +122,8 @@ def diagnose(run: Run, x: Any = None, num_rows: int = 100, num_projections: int 
                 if centres is not None:
                     evaluation = quantities.gradient(position, chain, draw)
                     away = position - centres[int(2 * draw < num_draws)]
-                    heat[chain, draw] = run.spec.num_data * float((away * evaluation.mean_gradient).double().mean())
+                    products = run.spec.layout.parameters(away * evaluation.mean_gradient)
+                    heat[chain, draw] = run.spec.num_data * float(products.double().mean())
                 values.append(quantities(position, evaluation))
     of_draws = np.array(values).reshape(num_chains, num_draws, -1)
     table = _table(quantities.names, of_draws).assign_attrs(num_rows=quantities.num_rows)
@@ -173,7 +175,7 @@ class _Quantities:
         self._batches = [spec.batches(run.seed, chain, like.device, "diagnosis") for chain in chains]
         # Of a DataLoader those of its first batch.
         self._even = _evenly(spec.num_data, self.num_rows, like.device) if spec.loader is None else spec.data
-        self._means = [_Mean(run, site, x, num_rows) for site in spec.observed] if spec.data else []
+        self._means = [_Mean(run, site, x, num_rows) for site in spec.responses] if spec.data else []
         matching = Matching.of(run) if num_projections else None
         self._matching = matching if matching is not None and matching.hidden else None
         self._projection = _Projection(len(like), num_projections, run.seed)
@@ -232,7 +234,7 @@ class _Mean:
         data = run.spec.data if x is None else self._response.inputs(x)
         self._numbers = _evenly(len(data[0]), num_rows, data[0].device)
         self._inputs = tuple(item[self._numbers] for item in data)
-        self._label = "mean" if len(run.spec.observed) == 1 else f"mean of {site}"
+        self._label = "mean" if len(run.spec.responses) == 1 else f"mean of {site}"
         try:
             self._family = self._response.family(run.spec.layout.constrained(run.positions[0]))
         except ValueError:  # a law of no family that is known

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.poutine.messenger import Messenger
@@ -61,6 +62,9 @@ class Specification:
     example: tuple[Tensor, ...]  # rows that the model is run with to see its sites: few of large data
     loader: "DataLoader[Any] | None" = None  # where the data come from, of which ``data`` are then the first batch
     augment: Augment | None = None  # what is done to a batch of the first of the data
+    responses: tuple[
+        str, ...
+    ] = ()  # of the observed sites those with a law, which pyro.factor has not, unless there are none
 
     def batches(
         self, seed: int, chain: int, device: torch.device, purpose: str = "batches"
@@ -174,6 +178,7 @@ def inspect(
         raise ValueError("model must have a latent site to sample, got none")
     if priors:
         _warn_of_scale(observed)
+    responses = [name for name, node in observed.items() if not isinstance(unwrapped(node["fn"]), dist.Unit)]
     given = {module: _given_to(module, nodes) for module in modules}
     readers = tuple(module for module in modules if _reads_the_first(given[module], example))
     if priors and readers and tensors[0].dim() == 2 and tensors[0].is_floating_point():
@@ -181,7 +186,7 @@ def inspect(
     shapes = {module: x.shape[1:] if isinstance(x, Tensor) else None for module, x in given.items()}
     return Specification(
         *(model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed), readers),
-        *(shapes, example, loader, augment),
+        *(shapes, example, loader, augment, tuple(responses or observed)),
     )
 
 

@@ -52,8 +52,10 @@ def matched(run: Run) -> Run:
     if isinstance(run.draws, Tensor):
         draws = torch.stack([torch.stack([matching(draw) for draw in chain]) for chain in run.draws])
         posterior, values = run.trace["posterior"].to_dataset(), run.spec.layout.constrained(draws)
-        moved = {name: posterior[name].copy(data=value.cpu().numpy()) for name, value in values.items()}
+        moved = {name: old.copy(data=values[str(name)].cpu().numpy()) for name, old in posterior.items()}
         groups["posterior"] = posterior.assign(moved)
+        if "buffers" in run.trace.children:  # of networks that are not matched, as they were
+            groups["buffers"] = run.trace["buffers"].to_dataset()
     else:
         draws = MatchedDraws(run.draws, matching)
     trace = xr.DataTree.from_dict(groups)

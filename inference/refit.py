@@ -23,7 +23,7 @@ from pyro_sparse.inference.channels import compact_channels
 from pyro_sparse.inference.compaction import Compacted, compacted
 from pyro_sparse.inference.descent import descend, short_schedule
 from pyro_sparse.inference.family import FAMILIES, Family, Normal, Poisson
-from pyro_sparse.inference.inspection import Model, Specification, inspect
+from pyro_sparse.inference.inspection import Model, Specification, inspect, loader_of
 from pyro_sparse.inference.intervals import FisherInformation, fisher_information
 from pyro_sparse.inference.keeping import with_laws
 from pyro_sparse.inference.layout import Layout
@@ -269,6 +269,7 @@ class Fit:
             | {"plates": sorted(spec.plates)},
             "site": self.response.site,
             "family": {"name": self.family.name} | dataclasses.asdict(self.family),
+            "probe": self._probe(),
         }
         (folder / "fit.json").write_text(json.dumps(settings, indent=2))
 
@@ -280,6 +281,9 @@ class Fit:
             path: the folder.
             model: the model it was saved from; its weights are taken from the folder.
             data: rows as those it was fitted to, any number >= 1: they show the model its shapes.
+
+        Raises:
+            ValueError: for a model of other sites, or one that computes something else of a row of ones.
         """
         folder = Path(path)
         settings = json.loads((folder / "fit.json").read_text())
@@ -328,7 +332,26 @@ class Fit:
         if not fit.by_batches:
             fit.__dict__["matters"] = arrays["matters"]
             fit.__dict__["information"] = FisherInformation(**(group("information/") | settings["information"]))
+        there, here = (
+            torch.tensor(probe or [], dtype=torch.float64) for probe in (settings.get("probe"), fit._probe())
+        )
+        if len(there) and not (len(here) == len(there) and torch.allclose(here, there, rtol=1e-3, atol=1e-4)):
+            raise ValueError(
+                f"model must be the one that was saved in {folder}, got one that computes {here.tolist()} of a row of ones in "
+                f"place of {there.tolist()}"
+            )
         return fit
+
+    def _probe(self) -> list[float] | None:
+        """What tells one model from another with the same sites: the link of a made-up row; None where there is none."""
+        spec = self.response.spec
+        if not spec.data or spec.subsamples_itself:
+            return None
+        rows = tuple(
+            (torch.ones if item.is_floating_point() else torch.zeros)(1, *item.shape[1:]).to(item) for item in spec.data
+        )
+        link = self.evaluate(self.family.link, rows).flatten()
+        return link.tolist() if bool(link.isfinite().all()) else None
 
     def __repr__(self) -> str:
         state = "by batches" if self.by_batches else "converged" if self.converged else "not converged"
@@ -384,7 +407,8 @@ def refit(
     """
     if data is not None:
         is_batched = schedule is not None or run.spec.layout.num_buffers > 0
-        spec = inspect(run.spec.model, data, run.spec.batch_size if is_batched else None, run.seed)
+        augment = run.spec.augment if is_batched and loader_of(data) is None else None
+        spec = inspect(run.spec.model, data, run.spec.batch_size if is_batched else None, run.seed, augment)
         run = dataclasses.replace(run, spec=with_laws(spec, run.priors))  # those of the run, also with keep
     if schedule is not None or _is_large(run, structure):
         return _refit_by_batches(run, structure, keep_slab, site, schedule, progress)
@@ -427,10 +451,15 @@ def refit(
         final = [potential(small.position(free), tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
     if distance > tolerance and max_iterations:
+        at_a_kink = (
+            "A network with kinks (ReLU) may have its maximum at one, where no interval is known: one with "
+            'activation="tanh" has none'
+        )
+        remedy = "Raise max_iterations" if iterations >= max_iterations else at_a_kink
         warn(
             f"the refit stopped {distance:.1e} standard errors from the maximum after {iterations} iterations: its intervals "
-            "are not to be trusted. Raise max_iterations; where a hierarchical scale runs to 0 there is no maximum: end the "
-            "schedule with sample_steps and average over draws, ps.predict(run, x)",
+            f"are not to be trusted. {remedy}; where a hierarchical scale runs to 0 there is no maximum: end the schedule with "
+            "sample_steps and average over draws, ps.predict(run, x)",
         )
     large = dataclasses.replace(spec, model=run.spec.model, layout=run.spec.layout)
     fit = Fit(

@@ -1,8 +1,9 @@
 """The observed site of a model as a function of its parameters and of new rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyro.distributions as dist
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ class Response:
     """The observed site of a model as a function of the values of its sites and of any number of rows."""
 
     def __init__(self, spec: Specification, site: str | None = None) -> None:
-        if site is None and len(spec.observed) > 1:
-            raise ValueError(f"site must name one of the model's responses {list(spec.observed)}, got None")
-        self.spec, self.site = spec, site or spec.observed[0]
-        if self.site not in spec.observed:
-            raise ValueError(f"site must be one of the model's responses {list(spec.observed)}, got '{self.site}'")
+        if site is None and len(spec.responses) > 1:
+            raise ValueError(f"site must name one of the model's responses {list(spec.responses)}, got None")
+        self.spec, self.site = spec, site or spec.responses[0]
+        if self.site not in spec.responses:
+            raise ValueError(f"site must be one of the model's responses {list(spec.responses)}, got '{self.site}'")
 
     def inputs(self, x_new: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
         """The model's arguments without its response, checked against those it was run with."""
@@ -38,6 +39,9 @@ class Response:
             raise ValueError("the model reads its data from outside its arguments, so it cannot predict new rows")
         if not 1 <= len(given) <= len(data):
             raise ValueError(f"x_new must hold 1 to {len(data)} arguments of the model, got {len(given)}")
+        for item in given:
+            if not isinstance(item, (Tensor, np.ndarray, Sequence)):
+                raise TypeError(f"x_new must hold tensors or arrays, got {type(item).__name__}")
         tensors = [torch.as_tensor(item).to(like.device) for item, like in zip(given, data, strict=False)]
         for position, (tensor, like) in enumerate(zip(tensors, data, strict=False)):
             if tensor.dim() != like.dim() or tensor.shape[1:] != like.shape[1:] or not len(tensor):
@@ -143,7 +147,12 @@ class Response:
         gradients = torch.func.jacrev(of_row, has_aux=True)
         chunk = max(1, NUMBERS_AT_ONCE // max(1, held))
         by_row = torch.func.vmap(gradients, in_dims=(None, 0, *[0] * len(inputs)), chunk_size=chunk)
-        jacobian, alone = by_row(free, torch.arange(len(inputs[0]), device=inputs[0].device), *inputs)
+        numbers = torch.arange(len(inputs[0]), device=inputs[0].device)
+        try:
+            jacobian, alone = by_row(free, numbers, *inputs)
+        except RuntimeError:  # PReLU, an LSTM: torch.func cannot do all rows at once
+            rows = [gradients(free, *row) for row in zip(numbers, *inputs, strict=True)]
+            jacobian, alone = (torch.stack(part) for part in zip(*rows, strict=True))
         if not torch.allclose(alone, together, rtol=1e-4, atol=1e-4 * float(together.abs().max())):
             raise ValueError(
                 f"the mean of a row of site '{self.site}' must not depend on the other rows, for an interval"
@@ -181,6 +190,8 @@ class Response:
             ValueError: for a law of no family known, more than one number a row, or masked rows.
         """
         laws = []
+        if not self.spec.data:
+            raise ValueError("the model reads its data from outside its arguments, so no intervals are known")
         for indices in self.blocks(len(self.spec.data[0]), self._size(self.spec.data)):
             with torch.no_grad():
                 node = self.node(values, self._block(self.spec.data, indices), indices)

@@ -1,6 +1,7 @@
 """What annealing leaves behind, in memory or on disk."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from pyro_sparse.inference.inspection import Model, Specification, checked_data, inspect, loader_of, start
 from pyro_sparse.inference.keeping import prepared, settled
+from pyro_sparse.inference.minibatch import Augment
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.store import (
     StoredDraws,
+    augment_name,
     check_same,
     data_of,
     densities_of,
@@ -24,6 +27,7 @@ from pyro_sparse.inference.store import (
     read_identity,
     read_trace,
 )
+from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.spike_slab import SpikeSlab
 
 
@@ -38,7 +42,8 @@ class Run:
         positions: (chain, coordinate), where each chain ended.
         draws: (chain, draw, coordinate) on the unconstrained scale, ``draws[chain, draw]``; of a run on disk each is read
             when it is asked for, and with ``sparse_draws`` weights that a draw does not include are 0.
-        history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step).
+        history: loss, kept weights and controls at some 200 evenly spaced steps of the whole way, dims (chain, step). May
+            be empty of a run that was loaded before it was through: without a checkpoint, or shared out over processes.
         input_names: of the columns of the first argument of the model; None where they have none.
     """
 
@@ -72,7 +77,7 @@ class Run:
         if not 0 <= number < len(self.positions):
             raise ValueError(f"number must be one of the {len(self.positions)} chains, counted from 0, got {number}")
         own = slice(number, number + 1)
-        trace, history = self.trace.isel(chain=[number]), self.history.isel(chain=[number])
+        trace, history = self.trace.isel(chain=[number]), self.history.isel(chain=own)
         draws = self.draws[own] if isinstance(self.draws, Tensor) else self.draws.of_chains(own)
         return replace(self, positions=self.positions[own], draws=draws, trace=trace, history=history)
 
@@ -82,13 +87,15 @@ class Run:
         return f"Run({chains} chains, {draws} draws from the {phase} phase, {self.spec.layout.num_coordinates} coordinates)"
 
 
-def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
+def load(path: str | os.PathLike[str], model: Model, data: Any, augment: Augment | None = None) -> Run:
     """The run of a folder that ``anneal(..., out=path)`` wrote; of one that is not through, the draws that are complete.
 
     Nothing is executed that the folder holds.
 
     Args:
         model, data: those that were annealed.
+        augment: that of the run, by which batches are changed where they are used again, by ``refit`` and ``diagnose``; code
+            is not kept on disk. A warning says where it is missing or another one.
 
     Raises:
         FileNotFoundError: where there is nothing.
@@ -104,7 +111,8 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
         raise ValueError(
             f"data must be those of the run in {path}, of shapes {[s[1:] for s in settings['data']]}, got {shapes}"
         )
-    spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"])
+    _check_augment(path, settings, augment)
+    spec = inspect(model, data, settings["batch_size"] if loader is None else None, settings["seed"], augment)
     schedule, keep = PriorAnnealing.from_dict(settings["schedule"]), settings.get("keep")
     spec = spec if keep is None else prepared(spec, keep, schedule)
     like = start(spec, settings["seed"], 0, fresh=False)
@@ -149,6 +157,19 @@ def load(path: str | os.PathLike[str], model: Model, data: Any) -> Run:
         trace,
         history_of(history[: len(positions)] if settings["processes"] == 1 or len(ended) == num_chains else []),
         None if names is None else tuple(names),
+    )
+
+
+def _check_augment(path: Path, settings: Mapping[str, Any], augment: Augment | None) -> None:
+    """Warns where batches would be other ones than those of the run."""
+    there, here = settings.get("augment"), augment_name(augment)
+    if there == here:
+        return
+    then, now = ("not augmented" if name is None else f"augmented by {name}" for name in (there, here))
+    remedy = "leave augment out" if there is None else f"load(..., augment={there})"
+    warn(
+        f"batches of the run in {path} were {then}, and what refit and diagnose do by batches is {now}: for the same as in the "
+        f"run, {remedy}"
     )
 
 

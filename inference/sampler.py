@@ -5,7 +5,6 @@ import json
 import operator
 import os
 import platform
-import re
 import signal
 import sys
 import threading
@@ -36,6 +35,7 @@ from pyro_sparse.inference.store import (
     Checkpoint,
     Store,
     StoredDraws,
+    augment_name,
     check_folder,
     check_same,
     create,
@@ -260,16 +260,9 @@ def _given(
         "schedule": asdict(schedule),
         **{"seed": seed, "num_draws": num_draws, "num_chains": num_chains},
         "input_names": None if names is None else list(names),
-        "augment": _name_of(spec.augment),
+        "augment": augment_name(spec.augment),
         **{"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()},
     }
-
-
-def _name_of(augment: Augment | None) -> str | None:
-    """What tells one augmentation from another, in every process."""
-    if augment is None:
-        return None
-    return getattr(augment, "__qualname__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(augment))
 
 
 def _computed_by(potential: Potential, kind: str) -> dict[str, Any]:

@@ -58,8 +58,12 @@ class Layer:
 
 def linear_chain(module: nn.Module) -> list[Layer] | None:
     """The layers of a network that is linear layers and elementwise maps one after another; None for any other."""
-    if isinstance(module, nn.Linear):
-        return [Layer("weight", None if module.bias is None else "bias", nn.Sequential())]
+    if is_hooked(module):  # torch.fx follows the forward of the class alone
+        return None
+    own = {name for name, _ in module.named_parameters()}
+    if is_plain(module, (nn.Linear,)):
+        alone = _layer(module, "")
+        return [alone] if _names(alone) <= own else None
     try:
         # Of one that changes its buffers a copy, or what stands for them while it is traced would stay in it.
         graph = fx.symbolic_trace(
@@ -67,7 +71,6 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
         ).graph
     except Exception:  # control flow that torch.fx cannot follow: no chain that we could know
         return None
-    own = {name for name, _ in module.named_parameters()}
     layers: list[Layer] = []
     previous = None
     for node in graph.nodes:
@@ -79,14 +82,13 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
         if node.all_input_nodes != [previous]:
             return None
         part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(part, nn.Linear):
-            layer = Layer(
-                f"{node.target}.weight", None if part.bias is None else f"{node.target}.bias", nn.Sequential()
-            )
-            names = {layer.weight} | ({layer.bias} if layer.bias else set())
-            if not names <= own:  # a weight used twice, or computed from others
+        if part is not None and is_hooked(part):
+            return None
+        if part is not None and is_plain(part, (nn.Linear,)):
+            layer = _layer(part, f"{node.target}.")
+            if not _names(layer) <= own:  # a weight used twice, or computed from others
                 return None
-            own -= names
+            own -= _names(layer)
             layers.append(layer)
         else:
             activation = _elementwise(part, node)
@@ -97,9 +99,32 @@ def linear_chain(module: nn.Module) -> list[Layer] | None:
     return None
 
 
+def is_plain(part: nn.Module, kinds: Collection[type[nn.Module]]) -> bool:
+    """Whether a layer computes what one of these classes of PyTorch does, not what a class of the user's makes of it."""
+    return any(
+        isinstance(part, kind)
+        and type(part).forward is kind.forward
+        and getattr(type(part), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
+        for kind in kinds
+    )
+
+
+def is_hooked(part: nn.Module) -> bool:
+    """Whether calling a layer does more than the forward of its class, to its arguments or to what it returns."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+
+
+def _layer(part: nn.Module, prefix: str) -> Layer:
+    return Layer(f"{prefix}weight", None if part.bias is None else f"{prefix}bias", nn.Sequential())
+
+
+def _names(layer: Layer) -> set[str]:
+    return {layer.weight} if layer.bias is None else {layer.weight, layer.bias}
+
+
 def _elementwise(part: nn.Module | None, node: fx.Node) -> nn.Module | None:
     if part is not None:
-        return copy.deepcopy(part).eval() if isinstance(part, ELEMENTWISE) else None
+        return copy.deepcopy(part).eval() if is_plain(part, ELEMENTWISE) else None
     plain = len(node.args) == 1 and not any(node.kwargs.values())  # relu(x, inplace=False) is plain
     return FUNCTIONS[node.target]() if plain and node.target in FUNCTIONS else None
 
@@ -390,10 +415,11 @@ class _Probe:
 
     def live(self) -> tuple[Masks, Tensor]:
         """Which weights lie on a path, by parameter name, and which numbers of a row a path leaves."""
-        outputs = self.outputs()
-        total = (outputs * self.positive(outputs.shape)).sum()
         leaves = [*self.weights.values(), self.inputs]
-        gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        with torch.enable_grad():  # callers that go through draws record no gradients
+            outputs = self.outputs()
+            total = (outputs * self.positive(outputs.shape)).sum()
+            gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         live = {
             name: (gradient != 0).to(self.masks[name].device) & self.masks[name]
             for name, gradient in zip(self.weights, gradients[:-1], strict=True)

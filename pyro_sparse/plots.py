@@ -101,14 +101,20 @@ def plot_schedule(schedule: PriorAnnealing, prior: SpikeSlab) -> "Figure":
 
 @_styled
 def plot_annealing(run: Run) -> "Figure":
-    """Loss and kept weights on the whole way, one line a chain, with the phases of the schedule."""
+    """Loss and kept weights on the whole way, one line a chain, with the phases of the schedule.
+
+    Raises:
+        ValueError: of a run without a history, loaded before it was through.
+    """
     from matplotlib.ticker import MaxNLocator
 
+    if not run.history.sizes["chain"]:
+        raise ValueError("run must have a history to be plotted, got none: the run's folder has no checkpoint yet")
     figure, axes = _figure(7.5, 4.6, [["loss"], ["kept"]])
     steps = run.history["step"].values
     for panel, name in ((axes["loss"], "loss"), (axes["kept"], "num_kept")):
         for number, chain in enumerate(run.history[name].values):
-            color = (BLUE, VERMILLION, GREEN, SKY)[number % 4]
+            color = COLORS[number % len(COLORS)]
             if name == "loss":  # of one batch each: the mean over neighbours shows the way
                 panel.plot(steps, chain, color=color, linewidth=0.7, alpha=0.3)
                 chain = _running_mean(chain)
@@ -756,7 +762,7 @@ def _places(weights: list[Array], alive: list[Array]) -> list[Array]:
 
 def _spread(count: int, wish: Array) -> Array:
     ranks = np.argsort(np.argsort(wish, kind="stable"), kind="stable")
-    return np.full(count, 0.5) if count == 1 else 1 - (1 - ranks / (count - 1)) if count else np.zeros(0)
+    return np.full(count, 0.5) if count == 1 else ranks / (count - 1) if count else np.zeros(0)
 
 
 def _draw_edges(panel: "Axes", weights: list[Array], alive: list[Array], places: list[Array]) -> None:

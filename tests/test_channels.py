@@ -294,6 +294,12 @@ class Hooked(nn.Conv2d):
         self.register_forward_hook(lambda part, args, result: result.cumsum(1))
 
 
+def hooked_map() -> nn.Module:
+    part = nn.ReLU()
+    part.register_forward_hook(lambda part, args, result: result.cumsum(1))
+    return part
+
+
 @pytest.mark.parametrize(
     "middle",
     [
@@ -310,7 +316,7 @@ class Hooked(nn.Conv2d):
         *(lambda x: x / x.size(1), lambda x: x * x.shape[1], lambda x: x - x.mean(1, keepdim=True)),
         *(lambda x: x[:, [1, 0, 2, 3, 4, 5]], lambda x: x * torch.arange(6.0).reshape(6, 1, 1), lambda x: x + x.mean()),
         *(lambda x: x.transpose(2, 3), lambda x: x.reshape(x.size(0), 6, 4, 2, 2).sum(4)),
-        *(lambda x: F.pad(x, [0, 0, 0, 0, 1, -1]), Standardised(6, 6, 1), Hooked(6, 6, 1)),
+        *(lambda x: F.pad(x, [0, 0, 0, 0, 1, -1]), Standardised(6, 6, 1), Hooked(6, 6, 1), hooked_map()),
     ],
 )
 def test_around_what_is_not_known_all_channels_stay(middle: Any) -> None:

@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import xarray as xr
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_sparse as ps
@@ -275,6 +275,53 @@ def test_any_law_has_means(law: Any, names: list[str]) -> None:
     run = ps.anneal(model, (X, (Y > 0).float()), schedule, None, 8, progress=False)
     found = ps.diagnose(run, X[:2], num_projections=1).table["quantity"].values
     assert list(found) == [*names, "log_likelihood", "projection[0]"]
+
+
+@pytest.mark.parametrize("middle", [nn.PReLU, lambda: nn.BatchNorm1d(3)])
+def test_any_network_on_a_matrix_is_looked_at(middle: Callable[[], nn.Module]) -> None:
+    """One that is no chain of linear layers is probed for the inputs it reads, draw by draw."""
+    net = ps.sparsify(nn.Sequential(nn.Linear(P, 3), middle(), nn.Linear(3, 1)), ps.SpikeSlab(0.5, 0.2, 1.0))
+    run = ps.anneal(
+        *(ps.normal_regression(net, N), (X, Y), ps.PriorAnnealing(0, 0, 0, 0, 20, learning_rate=0.02), None, 8),
+        progress=False,
+    )
+    table = ps.diagnose(run, num_rows=1, num_projections=0).table["mean"]
+    thresholds, reads = run.spec.layout.thresholds(run.positions[0]), []
+    for draw in run.draws[0]:
+        mask = {site.name: part for site, part in run.spec.layout.parts(draw.abs() > thresholds)}
+        # A PReLU lets what is positive through without its weight, a BatchNorm nothing.
+        alive = mask["2.weight"][0] & (mask["1.weight"] if "1.bias" in mask else True)
+        reads.append((mask["0.weight"] & alive[:, None]).any(0).double())
+    shares = torch.stack(reads).mean(0).tolist()
+    assert 0 < sum(shares) < P
+    assert [float(table.sel(quantity=f"input[{i}]")) for i in range(P)] == pytest.approx(shares)
+
+
+def test_the_configurational_temperature_is_of_parameters_alone() -> None:
+    """Against the gradient of the joint density by Pyro; buffers of a BatchNorm have none and do not count."""
+    law = ps.SpikeSlab(0.5, 0.2, 1.0)
+    net = ps.sparsify(nn.Sequential(nn.Linear(P, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)), law)
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", N, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    schedule = ps.PriorAnnealing(0, 0, 0, 0, 40, learning_rate=0.02)
+    run = ps.anneal(model, (X, Y), schedule, None, 8, progress=False)
+    layout, products = run.spec.layout, []
+    assert layout.num_buffers == 6
+    halves = run.draws[0].unflatten(0, (2, 4)).mean(1)
+    for number, draw in enumerate(run.draws[0]):
+        parts = {site: part for site, part in layout.parts(draw) if site.kind != "buffer"}
+        values = {site.name: part.clone().requires_grad_() for site, part in parts.items()}
+        trace = pyro.poutine.trace(pyro.poutine.condition(model, data=values)).get_trace(X, Y)
+        gradients = torch.autograd.grad(-trace.log_prob_sum(), list(values.values()))
+        centre = {site.name: part for site, part in layout.parts(halves[1 - number // 4])}
+        terms = [((values[name] - centre[name]) * g).flatten() for name, g in zip(values, gradients, strict=True)]
+        products.append(float(torch.cat(terms).detach().double().mean()))
+    found = ps.diagnose(run, num_rows=1, num_projections=0).temperatures["configurational"]
+    assert float(found[0]) == pytest.approx(np.mean(products), rel=1e-3)
 
 
 def test_a_cooled_run_is_no_posterior() -> None:

@@ -197,3 +197,22 @@ def test_a_sparse_convolution_is_the_plain_one() -> None:
     layer = ps.SparseConv2d(3, 4, 3, padding=1, name="conv")
     images = torch.randn(2, 3, 5, 5)
     assert torch.equal(layer(images), layer.module(images)) and layer.module.weight.shape == (4, 3, 3, 3)
+
+
+def test_a_factor_is_no_response() -> None:
+    torch.manual_seed(0)
+    net = ps.SparseNet([3, 4, 1])
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        pyro.factor("pull", -0.5 * net(torch.zeros(1, 3)).square().sum())
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", 60, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    schedule = ps.PriorAnnealing(2, 2, 2, 0, 8, learning_rate=1e-3)
+    run = ps.anneal(model, (X, Y), schedule, num_draws=8, progress=False)
+    assert run.spec.observed == ("pull", "y") and run.spec.responses == ("y",)
+    assert ps.predict(run, X)["mean"].sizes["row"] == 60
+    assert ps.refit(run, ps.select(run)).response.site == "y"
+    assert "mean[0]" in ps.diagnose(run).table["quantity"].values
+    assert list(ps.to_arviz(run, ["log_likelihood"])["log_likelihood"].data_vars) == ["y"]

@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor, nn
 
 import pyro_sparse as ps
@@ -160,6 +161,26 @@ def test_other_networks_are_left_as_they_are() -> None:
     run = run_of(ps.sparsify(Residual(), LAW))
     with pytest.warns(UserWarning, match="'first.weight' are not matched, as it is not linear layers and elementwise"):
         assert ps.matched(run) is run
+
+
+def test_a_network_with_buffers_beside_stays_with_them() -> None:
+    net = network([3, 5, 1], "tanh")
+    parts = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    beside = ps.sparsify(parts, LAW, name="beside")
+    run = run_of(lambda x: net(x) + beside(x))
+    draws = torch.randn(2, 3, run.positions.shape[1], dtype=torch.float64)
+    draws[..., -run.spec.layout.num_buffers :] = run.draws[..., -run.spec.layout.num_buffers :]  # type: ignore[index]
+    run = with_draws(run, draws)
+    with pytest.warns(UserWarning, match=r"'beside.0.weight' are not matched"):
+        found = ps.matched(run)
+    xr.testing.assert_identical(found.trace["buffers"].to_dataset(), run.trace["buffers"].to_dataset())
+    assert set(found.trace["buffers"]) == {f"beside.1.running_{name}" for name in ("mean", "var")}
+    assert set(found.trace["posterior"]) == set(run.trace["posterior"])
+    values = {site.name: part for site, part in run.spec.layout.parts(found.draws[:])}  # type: ignore[index]
+    before = {site.name: part for site, part in run.spec.layout.parts(draws)}
+    for name, array in found.trace["posterior"].items():
+        assert np.array_equal(array.values, values[str(name)].numpy())
+        assert torch.equal(values[str(name)], before[str(name)]) == (name in ("layer2.bias",) or "beside" in str(name))
 
 
 def test_units_with_priors_of_their_own_are_left_as_they_are() -> None:

@@ -148,6 +148,20 @@ def test_annealing_has_a_line_for_each_chain(run: Run, tmp_path: Path) -> None:
     assert all(phase in texts(figure) for phase in ("train", "power", "spike", "cool"))
 
 
+def test_annealing_asks_for_a_history(run: Run) -> None:
+    empty = run.history.isel(chain=slice(0), step=slice(0))
+    with pytest.raises(
+        ValueError, match="run must have a history to be plotted, got none: the run's folder has no check"
+    ):
+        plots.plot_annealing(replace(run, history=empty))
+
+
+def test_many_chains_have_colours_of_their_own(run: Run) -> None:
+    five = run.history.isel(chain=[0, 1, 0, 1, 0])
+    kept = plots.plot_annealing(replace(run, history=five)).axes[1]
+    assert len({line.get_color() for line in kept.lines}) == 5
+
+
 def test_inclusion_of_one_run_counts_weights(run: Run, tmp_path: Path) -> None:
     structure = structure_with(run, layer1=[(0, 1), (2, 1), (1, 3)])
     figure = plots.plot_inclusion(structure)

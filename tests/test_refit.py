@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -399,3 +400,93 @@ def test_a_network_that_is_no_chain_stays_whole() -> None:
     assert fit.converged and fit._small[1].spec.layout.num_coordinates == fit.layout.num_coordinates
     mean = torch.from_numpy(ps.predict(fit, X)["mean"].values)
     assert torch.allclose(fit.module()(X)[:, 0].double(), mean, atol=1e-5)
+
+
+def of(module: nn.Module) -> Model:
+    net = ps.sparsify(module, prior=LAW)
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1)
+        with pyro.plate("data", N, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    return model
+
+
+def small(activation: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), activation, nn.Linear(5, 1))
+
+
+def test_a_fit_is_not_loaded_by_a_model_that_computes_something_else(tmp_path: Path) -> None:
+    run = ps.anneal(of(small(nn.Tanh())), (X, Y), BRIEF, num_draws=1, progress=False)
+    fit = ps.refit(run, ps.select(run, 1e-9))
+    fit.save(tmp_path)
+    again = ps.Fit.load(tmp_path, of(small(nn.Tanh())), (X[:1], Y[:1]))
+    assert np.array_equal(ps.predict(again, X)["mean"], ps.predict(fit, X)["mean"])
+    with pytest.raises(ValueError, match=r"model must be the one that was saved in .*, got one that computes"):
+        ps.Fit.load(tmp_path, of(small(nn.Softplus())), (X[:1], Y[:1]))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.over_time, self.last = nn.LSTM(1, 2, batch_first=True), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.over_time(x[..., None])[0][:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [lambda: small(nn.PReLU()), Recurrent], ids=["PReLU", "LSTM"])
+def test_derivatives_that_cannot_be_had_of_all_rows_at_once_are_had_row_by_row(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    run = ps.anneal(of(make()), (X, Y), BRIEF, num_draws=1, progress=False)
+    fit = ps.refit(run, ps.select(run, 1e-9), max_iterations=0)
+    jacobian = fit.jacobian(lambda law: law.mean[:, None], fit.data)[:, 0]
+    step = 1e-6 * torch.eye(len(fit.free)).to(fit.free)
+    means = [
+        [fit.response.evaluate(lambda law: law.mean, fit.values_at(fit.free + way * one), fit.data) for way in (1, -1)]
+        for one in step
+    ]
+    differences = torch.stack([(up - down) / 2e-6 for up, down in means], 1)
+    assert torch.allclose(jacobian, differences[:, fit.matters], atol=1e-6)
+
+
+def test_where_it_ends_before_max_iterations_more_of_them_are_no_remedy() -> None:
+    run = ps.anneal(of(small(nn.ReLU())), (X, Y), BRIEF, num_draws=1, progress=False)
+    with pytest.warns(UserWarning, match=r"A network with kinks \(ReLU\) may have its maximum at one") as caught:
+        fit = ps.refit(run, ps.select(run, 1e-9), tolerance=1e-12)
+    assert fit.num_iterations < 2_000 and not any("Raise max_iterations" in str(one.message) for one in caught)
+
+
+def test_a_table_is_asked_for_as_an_array() -> None:
+    fit = refitted(linear(), START)
+    with pytest.raises(TypeError, match="x_new must hold tensors or arrays, got DataFrame"):
+        ps.predict(fit, pd.DataFrame(X.numpy()))
+
+
+def test_a_model_that_reads_its_data_from_outside_has_no_intervals() -> None:
+    def model() -> None:
+        w = pyro.sample("w", LAW.expand([4]).to_event(1))
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Normal(X @ w, 1.0), obs=Y)
+
+    run = ps.anneal(model, (), BRIEF, num_draws=1, progress=False)
+    fit = ps.refit(run, ps.select(run, 1e-9))
+    with pytest.raises(ValueError, match="reads its data from outside its arguments, so no intervals are known"):
+        fit.covariance()
+
+
+def test_a_refit_on_other_data_is_augmented_as_the_run_was() -> None:
+    calls: list[int] = []
+
+    def augment(x: Tensor, generator: torch.Generator) -> Tensor:
+        calls.append(len(x))
+        return x
+
+    torch.manual_seed(0)
+    model = of(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)))
+    run = ps.anneal(model, (X, Y), BRIEF, 20, num_draws=1, augment=augment, progress=False)
+    before = len(calls)
+    ps.refit(run, ps.select(run, 1e-9), data=(X, Y), schedule=ps.PriorAnnealing(3, 0, 0, 0), progress=False)
+    assert len(calls) >= before + 3

@@ -1,5 +1,6 @@
 """Runs on disk: the same draws as in memory, after any interruption the same bits, and errors that say what is wrong."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -350,6 +351,60 @@ def test_what_is_damaged_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (out / "zarr.json").write_text("{")
     with pytest.raises(ValueError, match=r"zarr.json is damaged \(.*\): the run in it cannot be read"):
         ps.load(out, make_model(), (X, Y))
+
+
+def test_a_run_without_a_checkpoint_has_no_history(tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+    expected = annealed(out, num_chains=2)
+    (out / store.CHECKPOINT.format("")).unlink()
+    loaded = ps.load(out, make_model(), (X, Y))
+    assert dict(loaded.history.sizes) == {"chain": 0, "step": 0}
+    second = loaded.chain(1)
+    assert torch.equal(second.draws[0, -1], expected.draws[1, -1])
+    assert second.history.sizes["chain"] == 0 and set(second.history) == set(expected.history)
+    xr.testing.assert_identical(expected.chain(1).history, expected.history.isel(chain=[1]))
+
+
+def doubled(x: Tensor, generator: torch.Generator) -> Tensor:
+    return 2 * x
+
+
+def untouched(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x
+
+
+def test_what_is_loaded_is_augmented_as_the_run_was(tmp_path: Path) -> None:
+    net = ps.SparseNet([3, 1], prior=ps.SpikeSlab(0.99, 0.01, 1.0))
+    out, plain, model = tmp_path / "run.zarr", tmp_path / "plain.zarr", ps.normal_regression(net, 60)
+    run = annealed(out, model, augment=doubled)
+    assert ps.select(run).selected_inputs
+    train = ps.PriorAnnealing(20, 0, 0, 0, learning_rate=1e-3)
+
+    def refitted(source: ps.Run) -> Tensor:
+        return ps.refit(source, ps.select(source), schedule=train, progress=False).free
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = ps.load(out, model, (X, Y), augment=doubled)
+    assert torch.equal(refitted(loaded), refitted(run))
+    with pytest.warns(
+        UserWarning,
+        match=r"run.zarr were augmented by doubled, and what .* by batches is not augmented: .* augment=doubled\)",
+    ):
+        assert not torch.equal(refitted(ps.load(out, model, (X, Y))), refitted(run))
+    with pytest.warns(
+        UserWarning, match=r"were augmented by doubled, .* is augmented by untouched: .* augment=doubled"
+    ):
+        ps.load(out, model, (X, Y), augment=untouched)
+    annealed(plain, model)
+    with pytest.warns(UserWarning, match=r"were not augmented, .* is augmented by untouched: .* leave augment out"):
+        ps.load(plain, model, (X, Y), augment=untouched)
+
+
+@pytest.mark.parametrize("augment", [None, doubled, functools.partial(doubled)])
+def test_the_name_of_an_augmentation_is_what_the_run_has_written(augment: Any, tmp_path: Path) -> None:
+    annealed(tmp_path / "run.zarr", augment=augment)
+    assert store.augment_name(augment) == store.read_identity(tmp_path / "run.zarr")["augment"]
 
 
 def test_numbers_of_numpy_and_paths_that_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 
 import pyro
 import pyro.distributions as dist
@@ -348,6 +349,73 @@ def test_shared_and_computed_weights_make_no_chain() -> None:
     shared[2].weight = shared[0].weight
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 1))
     assert linear_chain(shared) is None and linear_chain(computed) is None
+
+
+class Softened(nn.Linear):
+    """A linear layer with a map of its own after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softplus(4 * super().forward(x))
+
+
+class Halved(nn.Tanh):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+def hooked(module: nn.Module, part: str = "") -> nn.Module:
+    module.get_submodule(part).register_forward_hook(lambda _, inputs, output: output + F.softplus(output))
+    return module
+
+
+def with_own_forward(layer: nn.Linear) -> nn.Module:
+    layer.__dict__["forward"] = MethodType(lambda own, x: F.softplus(F.linear(x, own.weight, own.bias)), layer)
+    return layer
+
+
+NO_CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "forward of a class": lambda: Softened(4, 1),
+    "forward of an object": lambda: with_own_forward(nn.Linear(4, 1)),
+    "forward of a class, inside": lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), Softened(3, 1)),
+    "hook": lambda: hooked(nn.Linear(4, 1)),
+    "hook, inside": lambda: hooked(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), "0"),
+    "hook of a map": lambda: hooked(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), "1"),
+    "hook of all": lambda: hooked(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))),
+    "parametrisation": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 1)),
+    "map of a class": lambda: nn.Sequential(nn.Linear(4, 3), Halved(), nn.Linear(3, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHAINS)
+def test_what_computes_more_than_linear_layers_is_no_chain(kind: str) -> None:
+    module = NO_CHAINS[kind]().double()
+    assert linear_chain(module) is None
+    for seed in range(5):
+        values, masks = masked(module, 0.5, seed)
+        if kind == "parametrisation":  # of which zeros are no number
+            values = {name: value + 0.1 for name, value in values.items()}
+            masks = {name: torch.ones_like(mask) for name, mask in masks.items()}
+        pruned, _ = prune(module, values, masks, (), (4,))
+        assert torch.allclose(call(module, pruned), call(module, values), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["forward of a class", "hook", "hook, inside", "hook of all", "parametrisation"])
+def test_what_is_refitted_is_what_the_network_computes(kind: str) -> None:
+    torch.manual_seed(0)
+    net = ps.sparsify(NO_CHAINS[kind](), ps.SpikeSlab(0.9, 0.05, 1.0))
+    x = X.float()
+    schedule = ps.PriorAnnealing(50, 20, 20, 10, learning_rate=1e-2)
+    run = ps.anneal(ps.normal_regression(net, 50), (x, x[:, 0]), schedule, num_draws=1, progress=False)
+    fit = ps.refit(run, ps.select(run))
+    own = copy.deepcopy(net.module)
+    own.load_state_dict(fit.module().state_dict())
+    with torch.no_grad():
+        right = own(x).squeeze(-1)
+        assert torch.allclose(fit.module()(x).squeeze(-1), right)
+    mean = torch.from_numpy(ps.predict(fit, x)["mean"].values).float()
+    assert torch.allclose(mean, right, atol=1e-4)
+    rest = float((x[:, 0] - right).square().mean())
+    assert rest < float(x[:, 0].square().mean())
 
 
 def test_with_biases_keeps_those_of_live_units_and_outputs() -> None:
