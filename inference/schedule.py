@@ -226,6 +226,6 @@ class PriorAnnealing:
             warn(text.format(f"the spike is sampled {excess:.0f} % too wide in variance, and diverges at"))
 
 
-def _require(name: str, value: float, holds: bool, rule: str) -> None:
+def _require(name: str, value: Any, holds: bool, rule: str) -> None:
     if not holds:
         raise ValueError(f"{name} must {rule}, got {value}")

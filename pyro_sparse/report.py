@@ -155,7 +155,8 @@ def alike(inputs: pd.DataFrame, support: Array, encoding: Encoding) -> list[dict
         }
     )
     closest = pairs.sort_values("correlation", key=abs, ascending=False, kind="stable").drop_duplicates("input")
-    return closest[closest["correlation"].abs() >= ALIKE].to_dict("records")
+    near = closest[closest["correlation"].abs() >= ALIKE]
+    return [dict(zip(near.columns, row, strict=True)) for row in near.itertuples(index=False, name=None)]
 
 
 def _metrics(
