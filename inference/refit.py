@@ -33,7 +33,7 @@ from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.schedule import PriorAnnealing
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.warning import warn
-from pyro_sparse.models.layers import evaluating
+from pyro_sparse.models.layers import SparseModule, evaluating
 
 ROUND = 50  # iterations between two evaluations of the metric
 _INFORMATION = ("dispersion", "prediction_error", "degrees_of_freedom", "rank")
@@ -187,20 +187,27 @@ class Fit:
             raise ValueError(f"only a normal response with one scale has a noise variance, got {self.family.name}")
         return self.information.dispersion * self.family.scale**2
 
+    def _network(self, name: str | None) -> SparseModule:
+        """One of the model's, by the name in front of its sites; "" of one without."""
+        networks = {module.site_name("").removesuffix("."): module for module in self.layout.modules()}
+        if not networks:
+            raise ValueError("a model without a network (SparseNet, sparsify) has none to be taken out")
+        if name is None and len(networks) == 1:
+            name = next(iter(networks))
+        if name not in networks:
+            raise ValueError(f"name must be one of the model's networks {sorted(networks)}, got {name!r}")
+        return networks[name]
+
     def module(self, name: str | None = None) -> nn.Module:
         """The network with its fitted weights, zeros in place: a plain module.
 
         Args:
-            name: prefix of its sites, where the model has several networks.
+            name: in front of its sites, where the model has several networks, as each SparseLinear of a PyroModule is one.
+
+        Raises:
+            ValueError: naming the networks.
         """
-        candidates = {m.site_name(""): m for m in self.layout.modules()}
-        if (
-            not candidates
-            or (name is None and len(candidates) > 1)
-            or (name is not None and f"{name}." not in candidates)
-        ):
-            raise ValueError(f"name must be one of the model's networks {sorted(candidates)}, got {name!r}")
-        sparse = next(iter(candidates.values())) if name is None else candidates[f"{name}."]
+        sparse = self._network(name)
         module: nn.Module = copy.deepcopy(sparse.module)
         with torch.no_grad():
             own = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
@@ -220,8 +227,7 @@ class Fit:
         module = self.module(name)
         if structures.linear_chain(module) is not None:
             return structures.compact(module)
-        own = next(m for m in self.layout.modules() if name is None or m.site_name("") == f"{name}.")
-        shape = self.response.spec.input_shapes[own]
+        shape = self.response.spec.input_shapes[self._network(name)]
         if shape is None:
             raise ValueError("the network must be given a tensor to be made small, got something else")
         return compact_channels(module, tuple(shape))
@@ -244,10 +250,13 @@ class Fit:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the fit to a new or existing folder: ``fit.json`` and ``fit.npz``, read by :meth:`load`, no pickle."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        spec = self.response.spec
+        """Writes the fit to a new or existing folder: ``fit.json`` and ``fit.npz``, read by :meth:`load`, no pickle.
+
+        Raises:
+            ValueError: of a response of no family that intervals are known for.
+        """
+        folder, spec = Path(path), self.response.spec
+        family = {"name": self.family.name} | dataclasses.asdict(self.family)
         arrays = {f"value/{name}": value for name, value in self.values.items()}
         arrays |= {f"mask/{name}": mask for name, mask in self.structure.masks.items()}
         arrays |= {name: getattr(self, name) for name in ("free", "precision")}
@@ -258,6 +267,7 @@ class Fit:
             arrays |= {"matters": self.matters}
             numbers = {name: getattr(information, name) for name in _INFORMATION}
         arrays |= {name: getattr(self.structure, name) for name in ("input_probability", "reads")}
+        folder.mkdir(parents=True, exist_ok=True)
         np.savez(
             folder / "fit.npz", allow_pickle=False, **{name: array.cpu().numpy() for name, array in arrays.items()}
         )
@@ -268,7 +278,7 @@ class Fit:
             "spec": {name: getattr(spec, name) for name in ("num_data", "batch_size", "subsamples_itself")}
             | {"plates": sorted(spec.plates)},
             "site": self.response.site,
-            "family": {"name": self.family.name} | dataclasses.asdict(self.family),
+            "family": family,
             "probe": self._probe(),
         }
         (folder / "fit.json").write_text(json.dumps(settings, indent=2))
@@ -405,6 +415,16 @@ def refit(
         ValueError: for a model that subsamples itself by a size that does not divide its rows: no set of its batches
             weighs every row once. For a run whose rows came from a DataLoader, without ``data``.
     """
+    if not isinstance(run, Run) or not isinstance(structure, Structure):
+        got = f"a {type(run).__name__} and a {type(structure).__name__}"
+        raise TypeError(f"run and structure must be a Run and a Structure of it, got {got}")
+    shapes = {site.name: site.shape for site in run.spec.layout.spike_slab_sites()}
+    if {name: mask.shape for name, mask in structure.masks.items() if name in shapes} != shapes:
+        raise ValueError(
+            f"structure must be one of the run, with masks of {sorted(shapes)}, got those of another model"
+        )
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be > 0, got {tolerance}")
     if data is not None:
         is_batched = schedule is not None or run.spec.layout.num_buffers > 0
         augment = run.spec.augment if is_batched and loader_of(data) is None else None

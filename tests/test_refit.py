@@ -259,6 +259,42 @@ def test_of_several_networks_one_must_be_named() -> None:
         assert weight[0].nonzero().tolist() == [[column]]
         assert torch.equal(weight.double(), fit.values[f"{name}.weight"].float().double())
     assert fit.structure.input_indices == [0, 1]
+    assert fit.compact("second")[0].in_features == 1
+
+
+def test_a_network_without_a_name_beside_others_is_the_empty_name() -> None:
+    first, second = ps.SparseLinear(4, 1, prior=LAW), ps.SparseLinear(4, 1, prior=LAW, name="second")
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        pyro.sample("y", dist.Normal((first(x) + second(x.square())).squeeze(-1), 1.0).to_event(1), obs=y)
+
+    fit = refitted(model, [1.0] * 10)
+    assert torch.equal(fit.module("").bias.double(), fit.values["bias"].float().double())
+    with pytest.raises(ValueError, match=r"one of the model's networks \['', 'second'\], got None"):
+        fit.module()
+
+
+def test_what_is_refitted_is_a_run_and_its_structure(tmp_path: Path) -> None:
+    run = ended_at(linear(), START)
+    with pytest.raises(TypeError, match="must be a Run and a Structure of it, got a Structure and a Run"):
+        ps.refit(ps.select(run), run)  # type: ignore[arg-type]
+    other = ps.anneal(of(small(nn.Tanh())), (X, Y), BRIEF, num_draws=1, progress=False)
+    with pytest.raises(ValueError, match="structure must be one of the run, with masks of"):
+        ps.refit(run, ps.select(other, 1e-9))
+    with pytest.raises(ValueError, match="tolerance must be > 0, got -1"):
+        ps.refit(run, ps.select(run), tolerance=-1)
+
+
+def test_a_fit_of_a_law_without_intervals_leaves_no_folder(tmp_path: Path) -> None:
+    net = ps.SparseLinear(4, 1, prior=LAW)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.StudentT(4.0, net(x).squeeze(-1), 1.0), obs=y)
+
+    with pytest.raises(ValueError):
+        refitted(model, START).save(tmp_path / "fit")
+    assert not (tmp_path / "fit").exists()
 
 
 def test_a_model_without_a_network_has_no_module() -> None:
