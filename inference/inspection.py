@@ -341,9 +341,15 @@ def _check_support(name: str, node: Node) -> None:
     except (NotImplementedError, AttributeError, RuntimeError):  # of laws that do not say
         return
     if not bool(fits.all()):
-        place = tuple((~fits).nonzero()[0].tolist())
+        place, law = tuple((~fits).nonzero()[0].tolist()), unwrapped(node["fn"])
+        categorical = isinstance(law, torch.distributions.Categorical)
+        rule = (
+            f"be a class from 0 to {law.probs.shape[-1] - 1}"
+            if categorical
+            else f"lie in the support of {type(law).__name__}"
+        )
         raise ValueError(
-            f"the response of site '{name}' must lie in the support of {type(unwrapped(node['fn'])).__name__}, got "
+            f"the response of site '{name}' must {rule}, got "
             f"{value[place].tolist() if place else value.tolist()} in row {place[0] if place else 0}"
         )
 

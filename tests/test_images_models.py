@@ -86,7 +86,7 @@ def test_a_share_of_weights_with_a_prior_for_each() -> None:
 
 def test_what_is_said_of_other_data() -> None:
     x, y = images()
-    with pytest.raises(ValueError, match=r"classes of 'y' must be 0, 1, \.\.\. up to"):
+    with pytest.raises(ValueError, match=r"response of site 'y' must be a class from 0 to 3, got 4 in row"):
         annealed(network(), data=(x, y + 1))
     with pytest.raises(ValueError, match=r"got \['uint8', 'int64'\] \(for uint8 images see ps.Normalize\)"):
         annealed(network(), data=(x.to(torch.uint8), y))
