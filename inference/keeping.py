@@ -88,9 +88,8 @@ def law_to_keep(keep: float, schedule: PriorAnnealing, num_data: int, scale: flo
 def _scale(layout: Layout) -> float:
     """Root mean square of weights that start from a variance of one over their number of inputs."""
     shapes = [site.shape for site in layout.spike_slab_sites() if len(site.shape) > 1]
-    sizes = [shape.numel() for shape in shapes]
-    variances = [size * shape[0] / shape.numel() for size, shape in zip(sizes, shapes, strict=True)]
-    return math.sqrt(sum(variances) / sum(sizes)) if shapes else 1.0
+    outputs, sizes = sum(shape[0] for shape in shapes), sum(shape.numel() for shape in shapes)
+    return math.sqrt(outputs / sizes) if shapes else 1.0
 
 
 def with_laws(spec: Specification, laws: Mapping[str, SpikeSlab]) -> Specification:

@@ -13,24 +13,11 @@ Program = Callable[..., Any]
 
 _NEUTRAL = {"mul": ((1,),), "pow": ((1,),), "add": ((0,),)}  # second arguments that change nothing
 # Operations whose Python function takes the same arguments.
-_BOUND = frozenset(
-    {"add", "addmm", "cat", "div", "exp", "expand", "index_add", "index_select", "log", "mm", "mul", "neg", "pow"}
-    | {
-        "reciprocal",
-        "rsub",
-        "select",
-        "squeeze",
-        "stack",
-        "sub",
-        "sum",
-        "t",
-        "tanh",
-        "unbind",
-        "unsqueeze",
-        "view",
-        "where",
-    }
+_NAMES = (
+    "add addmm cat div exp expand index_add index_select log mm mul neg pow reciprocal rsub select squeeze stack sub sum t "
+    "tanh unbind unsqueeze view where"
 )
+_BOUND = frozenset(_NAMES.split())
 
 
 def tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

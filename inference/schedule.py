@@ -194,13 +194,12 @@ class PriorAnnealing:
     def stability(self, law: SpikeSlab, num_data: int) -> float:
         """Largest ``learning_rate / num_data * prior_power / spike_scale²`` of the run; must stay under 2 (2 - friction)."""
         # Within a phase and between two drops the ratio can only rise, so its last steps are enough.
-        starts = {sum(self.length(p) for p in PHASES[:i]) for i in range(1, len(PHASES) + 1)}
-        last_steps = {
-            s - 1 for s in starts | set(self.learning_rate_drops) | {self.num_steps} if 0 < s <= self.num_steps
-        }
+        ends = {*itertools.accumulate(map(self.length, PHASES)), *self.learning_rate_drops}
         ratios = []
-        for step in last_steps | {self.num_steps - 1}:
-            now = self.at(step)
+        for end in sorted(ends):
+            if not 0 < end <= self.num_steps:
+                continue
+            now = self.at(end - 1)
             narrowest = float(law.at(now.spike_progress).current_spike_scale.min())
             ratios.append(now.learning_rate / num_data * now.prior_power / narrowest**2)
         return max(ratios)

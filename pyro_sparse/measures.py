@@ -103,10 +103,10 @@ def _of_classes(train: Table, test: Table, predictions: pd.DataFrame) -> dict[st
         }
         for name, p in probabilities.items()
     }
-    return _compared(scores, losses) | _of_sets(hit, network, frequencies, predictions)
+    return _compared(scores, losses) | _of_sets(hit, network, frequencies)
 
 
-def _of_sets(hit: Array, probabilities: Array, frequencies: Array, predictions: pd.DataFrame) -> dict[str, Any]:
+def _of_sets(hit: Array, probabilities: Array, frequencies: Array) -> dict[str, Any]:
     """Of the prediction sets: how many contain the class, how many would if the probabilities were true."""
     members = in_sets(probabilities)
     n, covered = len(hit), int((members & hit).any(1).sum())
@@ -186,13 +186,9 @@ def standard_errors(others: Array, ours: Array) -> float:
 
 def least_squares(train: Table, inputs: pd.DataFrame) -> Array:
     """Predictions of ordinary least squares on all inputs, the shortest solution where they are too many."""
-    x = train.inputs.to_numpy()
-    scale = np.where(x.std(0) > 0, x.std(0), 1.0)
-    centred = (x - x.mean(0)) / scale
-    mean = float(train.target.mean())
-    weights = np.linalg.lstsq(centred, train.target.to_numpy() - mean, rcond=None)[0]
-    fitted: Array = mean + (inputs.to_numpy() - x.mean(0)) / scale @ weights
-    return fitted
+    from sklearn.linear_model import LinearRegression
+
+    return np.asarray(_linear(LinearRegression(), train).predict(inputs.to_numpy()))
 
 
 def _boosted_trees(train: Table, inputs: pd.DataFrame, seed: int | None) -> Array:

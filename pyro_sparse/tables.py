@@ -19,7 +19,6 @@ MAX_COUNT = (
     20  # on average, of counts that are taken as Poisson: larger ones rarely vary as little, and are near a normal law
 )
 BLANKS = ("", "NA", "NaN", "nan", "N/A", "n/a", "null", "NULL")  # pandas would add "None" and others, which may be text
-FAMILIES = ("normal", "heteroscedastic", "poisson", "classes")
 
 
 @dataclass(frozen=True)
@@ -210,8 +209,8 @@ def prepare(
         target: name of the column to predict.
         strict: refuse rows with blanks instead of dropping them.
         ignore: columns that are no inputs.
-        family: of the response, one of ``FAMILIES``, or "auto": classes for text, truth values or two values, "poisson"
-            for whole numbers from 0 of a mean up to ``MAX_COUNT``, "normal" for other numbers.
+        family: of the response: "normal", "heteroscedastic", "poisson", "classes", or "auto": classes for text, truth values or
+            two values, "poisson" for whole numbers from 0 of a mean up to ``MAX_COUNT``, "normal" for other numbers.
 
     Raises:
         ValueError: one sentence that names the column or the rows in question.
