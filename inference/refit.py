@@ -360,7 +360,10 @@ class Fit:
         rows = tuple(
             (torch.ones if item.is_floating_point() else torch.zeros)(1, *item.shape[1:]).to(item) for item in spec.data
         )
-        link = self.evaluate(self.family.link, rows).flatten()
+        try:
+            link = self.evaluate(self.family.link, rows).flatten()
+        except (RuntimeError, IndexError, ValueError):  # the made-up row may be none that the model takes
+            return None
         return link.tolist() if bool(link.isfinite().all()) else None
 
     def __repr__(self) -> str:

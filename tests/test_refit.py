@@ -464,6 +464,22 @@ def test_a_fit_is_not_loaded_by_a_model_that_computes_something_else(tmp_path: P
         ps.Fit.load(tmp_path, of(small(nn.Softplus())), (X[:1], Y[:1]))
 
 
+def test_a_fit_whose_model_takes_no_row_of_ones_is_saved_all_the_same(tmp_path: Path) -> None:
+    """A column that is a place in a table."""
+    net, table, x = ps.SparseLinear(4, 1, prior=LAW), torch.tensor([0.5]), torch.cat([X[:, :3], torch.zeros(N, 1)], 1)
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1) + table[x[:, 3].long()]
+        with pyro.plate("data", N, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    run = ended_at(model, START, (x, Y))
+    fit = ps.refit(run, ps.select(run))
+    fit.save(tmp_path)
+    again = ps.Fit.load(tmp_path, model, (x[:1], Y[:1]))
+    assert np.array_equal(ps.predict(again, x)["mean"], ps.predict(fit, x)["mean"])
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
