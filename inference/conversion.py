@@ -14,7 +14,7 @@ from pyro.infer import MCMC
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyro_sparse.inference.inspection import Node
+from pyro_sparse.inference.checks import Node
 from pyro_sparse.inference.layout import named_dims
 from pyro_sparse.inference.minibatch import stream
 from pyro_sparse.inference.potential import trace_with

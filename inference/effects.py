@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyro_sparse.inference.prediction import checked_fits
 from pyro_sparse.inference.refit import Fit
 
 
@@ -39,11 +40,7 @@ def partial_dependence(
     """
     if not 0 < prob < 1:
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
-    if not isinstance(source, (Fit, Sequence)):
-        raise TypeError(f"source must be a Fit or several, got {type(source).__name__}")
-    fits = [source] if isinstance(source, Fit) else list(source)
-    if not fits:
-        raise ValueError("source must hold at least one fit, got none")
+    fits = checked_fits(source)
     inputs = fits[0].response.inputs(x, fits[0].free.dtype)
     chosen = _checked_columns(column, inputs[0])
     grid = _checked_values(values, chosen, np.ndim(column) > 0).to(inputs[0])

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -18,6 +17,22 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
+from pyro_sparse.inference.checks import (
+    Node,
+    check_buffers,
+    check_latents,
+    check_plates,
+    check_weight_of_few,
+    checked_data,
+    data_plates,
+    is_latent,
+    observed_sites,
+    own_subsample_size,
+    rows_of_closure,
+    warn_of_columns,
+    warn_of_responses,
+    wrong_weight,
+)
 from pyro_sparse.inference.family import unwrapped
 from pyro_sparse.inference.layout import Layout, Site, bijection
 from pyro_sparse.inference.minibatch import Augment, AugmentedBatches, Batches, LoaderBatches, rows_of, stream
@@ -26,10 +41,7 @@ from pyro_sparse.models.annealed import find_spike_slab
 from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
 from pyro_sparse.models.spike_slab import SpikeSlab
 
-FAR = 10.0  # from unit scale: times as large, or a tenth at most
-
 Model = Callable[..., Any]
-Node = dict[str, Any]
 
 
 class rows(Messenger):
@@ -62,9 +74,7 @@ class Specification:
     example: tuple[Tensor, ...]  # rows that the model is run with to see its sites: few of large data
     loader: "DataLoader[Any] | None" = None  # where the data come from, of which ``data`` are then the first batch
     augment: Augment | None = None  # what is done to a batch of the first of the data
-    responses: tuple[
-        str, ...
-    ] = ()  # of the observed sites those with a law, which pyro.factor has not, unless there are none
+    responses: tuple[str, ...] = ()  # of the observed sites those that are no pyro.factor, where there are any
 
     def batches(
         self, seed: int, chain: int, device: torch.device, purpose: str = "batches"
@@ -142,21 +152,21 @@ def inspect(
             f"data must have the floating type of the model's parameters, got {types} (for uint8 images see ps.Normalize): "
             f"{error}"
         ) from error
-    observed = _observed(nodes)
-    num_data = len(tensors[0]) if tensors else _rows_of_closure(observed)
+    observed = observed_sites(nodes)
+    num_data = len(tensors[0]) if tensors else rows_of_closure(observed)
     is_few = bool(tensors) and len(example[0]) < num_data
     if loader is not None:
         num_data, batch_size = rows_of(loader), num_data
     if batch_size is not None and not 1 <= batch_size <= num_data:
         raise ValueError(f"batch_size must lie in [1, {num_data}], the number of rows, or be None, got {batch_size}")
-    plates = _data_plates(observed, num_data)
-    own_size = None if loader is not None or is_few else _own_subsample_size(observed, plates)
+    plates = data_plates(observed, num_data)
+    own_size = None if loader is not None or is_few else own_subsample_size(observed, plates)
     if own_size is not None and batch_size not in (None, own_size):
         raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
     batch = own_size or batch_size
     if is_few:
-        _check_weight_of_few(observed, num_data, len(example[0]), batch_size or 1)
-    _check_plates(observed, plates, num_data, on_batches=batch is not None)
+        check_weight_of_few(observed, num_data, len(example[0]), batch_size or 1)
+    check_plates(observed, plates, num_data, on_batches=batch is not None)
     if own_size is None and batch_size is not None and loader is None:
         if not tensors:
             raise ValueError("batch_size must be None for a model that reads its data from outside of its arguments")
@@ -164,11 +174,11 @@ def inspect(
     if augment is not None and (loader is not None or own_size is not None or batch_size is None):
         got = "a DataLoader" if loader is not None else "none" if batch_size is None else "a model that draws its own"
         raise ValueError(f"augment must be given batches of rows in memory, of a batch_size, got {got}")
-    _check_latents(nodes, plates if batch else frozenset())
+    check_latents(nodes, plates if batch else frozenset())
     modules = list({id(m): m for m in (n["infer"].get("sparse_module") for n in nodes.values()) if m}.values())
-    _check_buffers(modules)
+    check_buffers(modules)
     priors = {site: law for module in modules for site, law in resolved_priors(module, num_data).items()}
-    layout = Layout(tuple(_site(node, priors, modules) for node in nodes.values() if _is_latent(node)))
+    layout = Layout(tuple(_site(node, priors, modules) for node in nodes.values() if is_latent(node)))
     reserved = [s.name for s in layout.sites if "/" in s.name or s.name in ("chain", "draw", "input", "column")]
     if reserved:
         raise ValueError(
@@ -176,18 +186,24 @@ def inspect(
         )
     if not layout.sites:
         raise ValueError("model must have a latent site to sample, got none")
-    if priors:
-        _warn_of_scale(observed)
     responses = [name for name, node in observed.items() if not isinstance(unwrapped(node["fn"]), dist.Unit)]
     given = {module: _given_to(module, nodes) for module in modules}
     readers = tuple(module for module in modules if _reads_the_first(given[module], example))
-    if priors and readers and tensors[0].dim() == 2 and tensors[0].is_floating_point():
-        _warn_of_columns(tensors[0])
     shapes = {module: x.shape[1:] if isinstance(x, Tensor) else None for module, x in given.items()}
     return Specification(
         *(model, tensors, num_data, batch, own_size is not None, plates, layout, priors, tuple(observed), readers),
         *(shapes, example, loader, augment, tuple(responses or observed)),
     )
+
+
+def warn_of_scale(spec: Specification, seed: int) -> None:
+    """Where data are far from the scale that the prior supposes which an unset one stands for."""
+    if not spec.priors:
+        return
+    nodes = trace_at_start(spec.model, spec.example, seed, 0)
+    warn_of_responses({name: nodes[name] for name in spec.responses})
+    if spec.readers:
+        warn_of_columns(spec.data[0])
 
 
 def start(spec: Specification, seed: int, chain: int, fresh: bool) -> Tensor:
@@ -291,159 +307,6 @@ def _warn_of_unseen_rows(loader: "DataLoader[Any]") -> None:
         )
 
 
-def checked_data(data: Any) -> tuple[Tensor, ...]:
-    if isinstance(data, (Tensor, np.ndarray)):
-        data = (data,)
-    if not isinstance(data, (tuple, list)):
-        raise TypeError(
-            f"data must be a tuple of tensors or arrays, the arguments of the model, got {type(data).__name__}"
-        )
-    tensors = []
-    for position, item in enumerate(data):
-        if not isinstance(item, (Tensor, np.ndarray)):
-            raise TypeError(f"data[{position}] must be a tensor or an array, got {type(item).__name__}")
-        # A copy: an array that is changed after the run must not change the refit.
-        tensor = torch.tensor(item.copy()) if isinstance(item, np.ndarray) else item
-        if tensor.dim() == 0 or len(tensor) == 0:
-            raise ValueError(f"data[{position}] must have at least one row, got shape {tuple(tensor.shape)}")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
-            raise ValueError(f"data[{position}] must be finite, got NaN or infinity in row {row}")
-        tensors.append(tensor)
-    lengths = [len(t) for t in tensors]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"all of data must have the same number of rows, got {lengths}")
-    return tuple(tensors)
-
-
-def _is_latent(node: Node) -> bool:
-    return node["type"] != "sample" or not node["is_observed"]
-
-
-def _observed(nodes: Mapping[str, Node]) -> dict[str, Node]:
-    kept = {n: v for n, v in nodes.items() if v["type"] == "sample" and v["is_observed"]}
-    kept = {n: v for n, v in kept.items() if not v["infer"].get("_deterministic")}
-    if not kept:
-        raise ValueError("model must have an observed site (obs=...), got none: was it called without its response?")
-    for name, node in kept.items():
-        _check_shape(name, node)
-        _check_support(name, node)
-    return kept
-
-
-def _check_support(name: str, node: Node) -> None:
-    """Raises where the response cannot come from its law, as a count below 0 of a Poisson law."""
-    value = node["value"]
-    if value.dtype == torch.bool:
-        raise TypeError(f"the response of site '{name}' must be numbers, got truth values: call .float() on them")
-    try:
-        fits = node["fn"].support.check(value)
-    except (NotImplementedError, AttributeError, RuntimeError):  # of laws that do not say
-        return
-    if not bool(fits.all()):
-        place, law = tuple((~fits).nonzero()[0].tolist()), unwrapped(node["fn"])
-        categorical = isinstance(law, torch.distributions.Categorical)
-        rule = (
-            f"be a class from 0 to {law.probs.shape[-1] - 1}"
-            if categorical
-            else f"lie in the support of {type(law).__name__}"
-        )
-        raise ValueError(
-            f"the response of site '{name}' must {rule}, got "
-            f"{value[place].tolist() if place else value.tolist()} in row {place[0] if place else 0}"
-        )
-
-
-def _warn_of_columns(x: Tensor) -> None:
-    """Where the default prior is far from what the inputs need: it would keep nothing, or everything."""
-    size, largest = x.double().square().mean(0).sqrt(), x.abs().amax(0)
-    far = ((size > FAR) | ((largest > 0) & (largest < 1 / FAR))).nonzero().flatten()
-    if len(far):
-        column = int(far[0])
-        warn(
-            f"{len(far)} column{'s' * (len(far) > 1)} of the first argument {'are' if len(far) > 1 else 'is'} far from unit "
-            f"scale, which the default prior supposes (column {column}: root mean square {float(size[column]):.3g}): subtract "
-            "means and divide by standard deviations, or set the prior"
-        )
-
-
-def _warn_of_scale(observed: Mapping[str, Node]) -> None:
-    """The same of a normal response that its mean at the start neither meets nor is scaled for."""
-    for name, node in observed.items():
-        law = unwrapped(node["fn"])
-        if isinstance(law, torch.distributions.Normal) and node["value"].numel() > 2:
-            apart = float((node["value"] - law.loc).detach().double().square().mean().sqrt())
-            if apart > 2 * FAR and apart > 50 * float(law.loc.detach().double().std()):
-                warn(
-                    f"the response of site '{name}' is {apart:.3g} away from its mean at the start (root mean square), where "
-                    "the default prior supposes about unit scale: subtract its mean and divide by its standard deviation, "
-                    "inside the model or before, or set the prior"
-                )
-
-
-def _check_shape(name: str, node: Node) -> None:
-    """Raises where the response would be broadcast, (n, 1) against (n,): n² terms instead of n."""
-    expected, got = torch.Size(node["fn"].shape()), node["value"].shape
-    try:
-        fits = torch.broadcast_shapes(expected, got) == got
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"the response of site '{name}' must have the shape of its distribution, {tuple(expected)}, got {tuple(got)}: "
-            "squeeze or reshape one of them"
-        )
-
-
-def _rows_of_closure(observed: Mapping[str, Node]) -> int:
-    sizes = [f.full_size or f.size for node in observed.values() for f in node["cond_indep_stack"]]
-    if not sizes:
-        raise ValueError("data must hold the arguments of the model, or its observed site must stand in a pyro.plate")
-    return int(max(sizes))
-
-
-def _data_plates(observed: Mapping[str, Node], num_data: int) -> frozenset[str]:
-    frames = [frame for node in observed.values() for frame in node["cond_indep_stack"]]
-    return frozenset(f.name for f in frames if (f.full_size or f.size) == num_data)
-
-
-def _own_subsample_size(observed: Mapping[str, Node], plates: frozenset[str]) -> int | None:
-    frames = [frame for node in observed.values() for frame in node["cond_indep_stack"] if frame.name in plates]
-    sizes = {f.size for f in frames if f.full_size and f.size < f.full_size}
-    if len(sizes) > 1:
-        raise ValueError(f"all plates over the rows must have one subsample_size, got {sorted(sizes)}")
-    return int(sizes.pop()) if sizes else None
-
-
-def _check_weight_of_few(observed: Mapping[str, Node], num_data: int, few: int, batch_size: int) -> None:
-    """Whether a plate is only as large as what the model was given."""
-    for name, node in observed.items():
-        for frame in node["cond_indep_stack"]:
-            if frame.size == few and (frame.full_size or few) == few:
-                raise _wrong_weight(frame.name, name, num_data, batch_size, 1.0)
-
-
-def _wrong_weight(plate: str, site: str, num_data: int, batch_size: int, got: float) -> ValueError:
-    return ValueError(
-        f"plate '{plate}' must weigh each row of a batch of {batch_size} by {num_data / batch_size:g} at site '{site}', got "
-        f"{got:g}: write pyro.plate('{plate}', {num_data}, subsample_size=len(x)), a plate of the size of the batch does not "
-        "scale the likelihood"
-    )
-
-
-def _check_plates(observed: Mapping[str, Node], plates: frozenset[str], num_data: int, on_batches: bool) -> None:
-    for name, node in observed.items():
-        frames = node["cond_indep_stack"]
-        fix = f"write `with pyro.plate('data', {num_data}, subsample_size=len(x)):` around it"
-        if on_batches and not frames:
-            raise ValueError(f"observed site '{name}' must stand in a plate over the rows to be run on batches: {fix}")
-        # On all rows any plate will do, unless it scales the likelihood by a wrong number of rows.
-        scaled = any(frame.full_size and frame.size != frame.full_size for frame in frames)
-        if (on_batches or scaled) and not any(frame.name in plates for frame in frames):
-            sizes = {frame.name: frame.full_size or frame.size for frame in frames}
-            raise ValueError(f"observed site '{name}' must stand in a plate of size {num_data}, got {sizes}: {fix}")
-
-
 def _check_scale_on_batch(
     model: Model,
     data: tuple[Tensor, ...],
@@ -460,19 +323,7 @@ def _check_scale_on_batch(
         ratio = float(on_batch[name]["scale"]) / float(node["scale"]) * num_data / len(data[0])
         if not math.isclose(ratio, num_data / batch_size, rel_tol=1e-6):
             plate = next(frame.name for frame in node["cond_indep_stack"] if frame.name in plates)
-            raise _wrong_weight(plate, name, num_data, batch_size, ratio)
-
-
-def _check_latents(nodes: Mapping[str, Node], subsampled: frozenset[str]) -> None:
-    for name, node in nodes.items():
-        if not _is_latent(node) or node["type"] != "sample":
-            continue
-        plates = [frame.name for frame in node["cond_indep_stack"] if frame.name in subsampled]
-        if plates:
-            raise ValueError(
-                f"latent site '{name}' must stand outside of the subsampled plate '{plates[0]}': "
-                "a latent of each row cannot be sampled by batches; use batch_size=None or marginalise it"
-            )
+            raise wrong_weight(plate, name, num_data, batch_size, ratio)
 
 
 def _given_to(module: SparseModule, nodes: Mapping[str, Node]) -> Any:
@@ -490,19 +341,6 @@ def _reads_the_first(given: Any, data: tuple[Tensor, ...]) -> bool:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
-
-
-def _check_buffers(modules: list[SparseModule]) -> None:
-    for module in modules:
-        for name, part in module.module.named_modules():
-            moves = (
-                isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and part.track_running_stats
-            )
-            if moves and part.momentum is None:
-                raise ValueError(
-                    f"momentum of '{module.site_name(name)}', a {type(part).__name__} in training mode, must be a number (0.1, "
-                    "say): a plain average of all batches cannot be traced, got None"
-                )
 
 
 def _site(node: Node, priors: Mapping[str, SpikeSlab], modules: list[SparseModule]) -> Site:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Transform, identity_transform
 
 from pyro_sparse.inference import sghmc
-from pyro_sparse.inference.inspection import Model, inspect, start
+from pyro_sparse.inference.inspection import Model, inspect, start, warn_of_scale
 from pyro_sparse.inference.minibatch import Noise
 from pyro_sparse.inference.potential import Potential, Tempering
 from pyro_sparse.inference.schedule import Controls
@@ -71,6 +71,7 @@ class SGHMC(MCMCKernel):
         self._num_setups += 1
         seed = self._seed_at_construction
         self._spec = inspect(self.model, args, self.batch_size, seed)
+        warn_of_scale(self._spec, seed)
         self._layout = self._spec.layout
         position = start(self._spec, seed, chain, fresh=False)
         if self._initial_params is not None:

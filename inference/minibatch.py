@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -209,3 +210,10 @@ def batches_of_epoch(loader: "DataLoader[Any]") -> int:
 def _sampler(loader: "DataLoader[Any]") -> Any:
     """Where the row numbers come from."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def augment_name(augment: Augment | None) -> str | None:
+    """What tells one augmentation from another, in every process."""
+    if augment is None:
+        return None
+    return getattr(augment, "__qualname__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(augment))

@@ -26,7 +26,8 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_sparse.inference.inspection import Node, Specification, rows
+from pyro_sparse.inference.checks import Node
+from pyro_sparse.inference.inspection import Specification, rows
 from pyro_sparse.inference.program import Program, is_random, tidied
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models import layers

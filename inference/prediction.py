@@ -65,14 +65,7 @@ def predict(
         raise ValueError(f"prob must lie in (0, 1), got {prob}")
     if isinstance(source, Run):
         return _predict_run(source, x_new, prob, site, sparse, progress)
-    if not isinstance(source, (Fit, Sequence)):
-        raise TypeError(f"source must be a Fit, several, or one Run, got {type(source).__name__}")
-    fits = [source] if isinstance(source, Fit) else list(source)
-    if not fits:
-        raise ValueError("source must hold at least one fit, got none")
-    wrong = next((fit for fit in fits if not isinstance(fit, Fit)), None)
-    if wrong is not None:
-        raise TypeError(f"source must be a Fit, several, or one Run, got several with a {type(wrong).__name__}")
+    fits = checked_fits(source)
     if sparse:
         raise ValueError("sparse must be False for a fit, whose network is sparse, got True")
     if any(fit.by_batches for fit in fits):
@@ -80,9 +73,28 @@ def predict(
     return as_table(_pooled([_moments(fit, x_new, prob) for fit in fits]), prob)
 
 
+def checked_fits(source: Any) -> list[Fit]:
+    """One fit or several, which are of one family of responses.
+
+    Raises:
+        TypeError, ValueError: where they are not.
+    """
+    if not isinstance(source, (Fit, Sequence)):
+        raise TypeError(f"source must be a Fit or several, or one Run for predict, got {type(source).__name__}")
+    fits = [source] if isinstance(source, Fit) else list(source)
+    if not fits:
+        raise ValueError("source must hold at least one fit, got none")
+    wrong = next((fit for fit in fits if not isinstance(fit, Fit)), None)
+    if wrong is not None:
+        raise TypeError(f"source must hold fits alone where it holds several, got a {type(wrong).__name__}")
+    names = {fit.family.name for fit in fits} if len(fits) > 1 else set()
+    if len(names) > 1:
+        raise ValueError(f"source must hold fits of one family of responses, got {', '.join(sorted(names))}")
+    return fits
+
+
 def _means(fits: Sequence[Fit], x_new: Any, prob: float) -> xr.Dataset:
     """The mean alone, averaged over fits, and the classes to expect."""
-    _check_one_family(fits)
     means = []
     for fit in fits:
         link = fit.evaluate(fit.family.link, fit.response.inputs(x_new, fit.free.dtype))
@@ -92,12 +104,6 @@ def _means(fits: Sequence[Fit], x_new: Any, prob: float) -> xr.Dataset:
     if isinstance(family, Classes):
         columns |= family.observation(mean, torch.zeros_like(mean), None, 0.0, prob)
     return _dataset(columns)
-
-
-def _check_one_family(fits: Sequence[Fit] | Sequence["Moments"]) -> None:
-    names = {part.family.name for part in fits}
-    if len(names) > 1:
-        raise ValueError(f"source must hold fits of one family of responses, got {', '.join(sorted(names))}")
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,6 @@ def _pooled(parts: Sequence[Moments]) -> Moments:
     """The average of several, by the law of total variance."""
     if len(parts) == 1:
         return parts[0]
-    _check_one_family(parts)
 
     def total(mean: str, variance: str) -> tuple[Tensor, Tensor]:
         means, variances = (torch.stack([getattr(part, name) for part in parts]) for name in (mean, variance))

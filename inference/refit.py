@@ -35,6 +35,9 @@ from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.layers import SparseModule, evaluating
 
+_AT_A_KINK = (
+    "A network with kinks (ReLU) may have its maximum at one, where no interval is known; activation='tanh' has none"
+)
 ROUND = 50  # iterations between two evaluations of the metric
 _INFORMATION = ("dispersion", "prediction_error", "degrees_of_freedom", "rank")
 _SCALARS = ("loss", "converged", "distance", "num_iterations", "penalised", "by_batches")
@@ -418,16 +421,7 @@ def refit(
         ValueError: for a model that subsamples itself by a size that does not divide its rows: no set of its batches
             weighs every row once. For a run whose rows came from a DataLoader, without ``data``.
     """
-    if not isinstance(run, Run) or not isinstance(structure, Structure):
-        got = f"a {type(run).__name__} and a {type(structure).__name__}"
-        raise TypeError(f"run and structure must be a Run and a Structure of it, got {got}")
-    shapes = {site.name: site.shape for site in run.spec.layout.spike_slab_sites()}
-    if {name: mask.shape for name, mask in structure.masks.items() if name in shapes} != shapes:
-        raise ValueError(
-            f"structure must be one of the run, with masks of {sorted(shapes)}, got those of another model"
-        )
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be > 0, got {tolerance}")
+    _check_given(run, structure, tolerance)
     if data is not None:
         is_batched = schedule is not None or run.spec.layout.num_buffers > 0
         augment = run.spec.augment if is_batched and loader_of(data) is None else None
@@ -474,11 +468,7 @@ def refit(
         final = [potential(small.position(free), tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
     if distance > tolerance and max_iterations:
-        at_a_kink = (
-            "A network with kinks (ReLU) may have its maximum at one, where no interval is known: one with "
-            'activation="tanh" has none'
-        )
-        remedy = "Raise max_iterations" if iterations >= max_iterations else at_a_kink
+        remedy = "Raise max_iterations" if iterations >= max_iterations else _AT_A_KINK
         warn(
             f"the refit stopped {distance:.1e} standard errors from the maximum after {iterations} iterations: its intervals "
             f"are not to be trusted. {remedy}; where a hierarchical scale runs to 0 there is no maximum: end the schedule with "
@@ -501,6 +491,19 @@ def refit(
     )
     fit.values.update(fit.values_at(free))
     return fit
+
+
+def _check_given(run: Run, structure: Structure, tolerance: float) -> None:
+    if not isinstance(run, Run) or not isinstance(structure, Structure):
+        got = f"a {type(run).__name__} and a {type(structure).__name__}"
+        raise TypeError(f"run and structure must be a Run and a Structure of it, got {got}")
+    shapes = {site.name: site.shape for site in run.spec.layout.spike_slab_sites()}
+    if {name: mask.shape for name, mask in structure.masks.items() if name in shapes} != shapes:
+        raise ValueError(
+            f"structure must be one of the run, with masks of {sorted(shapes)}, got those of another model"
+        )
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be > 0, got {tolerance}")
 
 
 def _is_large(run: Run, structure: Structure) -> bool:

@@ -8,8 +8,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_sparse.inference.checks import Node
 from pyro_sparse.inference.family import Family, family_of, unwrapped
-from pyro_sparse.inference.inspection import Node, Specification
+from pyro_sparse.inference.inspection import Specification
 from pyro_sparse.inference.potential import trace_with
 from pyro_sparse.models.layers import evaluating
 

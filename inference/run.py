@@ -11,14 +11,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyro_sparse.inference.inspection import Model, Specification, checked_data, inspect, loader_of, start
+from pyro_sparse.inference.checks import checked_data
+from pyro_sparse.inference.inspection import Model, Specification, inspect, loader_of, start
 from pyro_sparse.inference.keeping import prepared, settled
-from pyro_sparse.inference.minibatch import Augment
+from pyro_sparse.inference.minibatch import Augment, augment_name
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.schedule import Controls, PriorAnnealing
 from pyro_sparse.inference.store import (
     StoredDraws,
-    augment_name,
     check_same,
     data_of,
     densities_of,

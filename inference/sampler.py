@@ -19,10 +19,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_sparse.inference import sghmc
-from pyro_sparse.inference.inspection import Model, Specification, inspect, start
+from pyro_sparse.inference.inspection import Model, Specification, inspect, start, warn_of_scale
 from pyro_sparse.inference.keeping import Keeping, check_keep, check_moves, prepared, settled
 from pyro_sparse.inference.layout import Layout
-from pyro_sparse.inference.minibatch import Augment
+from pyro_sparse.inference.minibatch import Augment, augment_name
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.program import repays_compiling
@@ -35,7 +35,6 @@ from pyro_sparse.inference.store import (
     Checkpoint,
     Store,
     StoredDraws,
-    augment_name,
     check_folder,
     check_same,
     create,
@@ -138,6 +137,7 @@ def anneal(
     if num_chains % processes:
         raise ValueError(f"num_chains must be a multiple of the {processes} processes, got {num_chains}")
     spec = inspect(model, data, batch_size, seed, augment)
+    warn_of_scale(spec, seed)
     if keep is not None:
         check_keep(keep, schedule, num_chains)
         spec = prepared(spec, keep, schedule)

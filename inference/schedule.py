@@ -196,10 +196,8 @@ class PriorAnnealing:
         # Within a phase and between two drops the ratio can only rise, so its last steps are enough.
         ends = {*itertools.accumulate(map(self.length, PHASES)), *self.learning_rate_drops}
         ratios = []
-        for end in sorted(ends):
-            if not 0 < end <= self.num_steps:
-                continue
-            now = self.at(end - 1)
+        for step in sorted(end - 1 for end in ends if 0 < end <= self.num_steps):
+            now = self.at(step)
             narrowest = float(law.at(now.spike_progress).current_spike_scale.min())
             ratios.append(now.learning_rate / num_data * now.prior_power / narrowest**2)
         return max(ratios)

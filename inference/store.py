@@ -11,7 +11,6 @@ import json
 import math
 import operator
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from pyro_sparse.inference.inspection import Specification
 from pyro_sparse.inference.layout import Layout, Site, group_of, named_dims
-from pyro_sparse.inference.minibatch import Augment
 from pyro_sparse.inference.moments import Moments
 from pyro_sparse.inference.potential import Potential
 
@@ -559,13 +557,6 @@ def model_of(spec: Specification) -> dict[str, Any]:
     laws = {site.name: site.law for site in spec.layout.spike_slab_sites() if site.law is not None}
     names = ("slab_prob", "spike_scale", "slab_scale", "initial_spike_scale")
     return {"sites": sites, "priors": {n: digest(getattr(law, k) for k in names) for n, law in laws.items()}}
-
-
-def augment_name(augment: Augment | None) -> str | None:
-    """What tells one augmentation from another, in every process."""
-    if augment is None:
-        return None
-    return getattr(augment, "__qualname__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(augment))
 
 
 def _close(here: dict[str, float], there: Any) -> bool:

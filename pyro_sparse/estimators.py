@@ -45,7 +45,7 @@ Array = np.ndarray[Any, Any]
 
 
 DEFAULT_HIDDEN = (20, 10)
-FLOOR = 0.1  # of the noise scale of a network, in standard deviations of the response: min_scale of regression_model
+FLOOR = 0.1  # of the noise scale while a network is annealed and refitted, in standard deviations of the response
 MANY_ROWS = 5_000  # from which on one run chooses inputs as surely as several
 
 
@@ -192,9 +192,8 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         voted = torch.stack([_weight(one.masks) for one in structures]).double().mean(0) > 0.5
         others = [_keeping(structures[0], mask) for mask in (voted, torch.as_tensor(start != 0))]
         candidates = _distinct([*structures, *others], [*runs, runs[0], runs[0]])
-        found = [
-            _Candidate((), supports, columns, [one], [refit(one, kept.with_biases())], 1) for kept, one in candidates
-        ]
+        fits = [(one, refit(one, kept.with_biases())) for kept, one in candidates]
+        found = [_Candidate((), supports, columns, [one], [fit], 1) for one, fit in fits]
         return min(found, key=lambda one: one.criteria[0])
 
     def _annealed(
@@ -307,8 +306,7 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         if parameters["hidden"] is not None:
             parameters["hidden"] = tuple(parameters["hidden"])
         if parameters["schedule"] is not None:
-            drops = tuple(parameters["schedule"]["learning_rate_drops"])
-            parameters["schedule"] = PriorAnnealing(**(parameters["schedule"] | {"learning_rate_drops": drops}))
+            parameters["schedule"] = PriorAnnealing.from_dict(parameters["schedule"])
         new = cls(**parameters | {"device": "cpu"})
         new.x_mean_ = np.array(settings["x_mean"])
         new.x_scale_ = np.array([math.inf if scale is None else scale for scale in settings["x_scale"]])
@@ -619,7 +617,7 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         return _OUTPUTS[self.family]
 
     def _response_model(self, net: SparseModule, num_data: int) -> Any:
-        return regression_model(net, num_data, self.family, offset=math.log(self.y_rate_))
+        return regression_model(net, num_data, self.family, FLOOR, math.log(self.y_rate_))
 
     def _working_response(self, y: Array) -> Array:
         if self.family == "poisson":

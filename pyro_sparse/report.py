@@ -80,9 +80,10 @@ def collected_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         yield notes
-    texts = [str(warning.message) for warning in caught]
-    notes += {re.sub(r"[0-9.]+", "", text): text for text in reversed(texts)}.values()
-    notes.sort(key=texts.index)
+    first: dict[str, str] = {}
+    for warning in caught:
+        first.setdefault(re.sub(r"[0-9.]+", "", str(warning.message)), str(warning.message))
+    notes += first.values()
 
 
 def predicted(estimator: Estimator, inputs: pd.DataFrame, prob: float) -> pd.DataFrame:

@@ -209,8 +209,8 @@ def _calibration(family: str, held_out: dict[str, Any], n: int, num_classes: int
         ]
     return [
         f"{PROB:.0%} intervals cover {covered} ({share}; calibrated ones cover {expected})",
-        f"mean width {held_out['mean_width']:.4g}, where no input is known {held_out['mean_width_without_inputs']:.4g}"
-        f"; interval score (width and the cost of misses, the lower the better) {held_out['interval_score']:.4g}",
+        f"mean width {held_out['mean_width']:.4g}, where no input is known {held_out['mean_width_without_inputs']:.4g}",
+        f"interval score {held_out['interval_score']:.4g}: width and the cost of misses, the lower the better",
     ]
 
 

@@ -15,9 +15,8 @@ import pandas as pd
 
 MIN_ROWS = 20
 MAX_CLASSES = 20
-MAX_COUNT = (
-    20  # on average, of counts that are taken as Poisson: larger ones rarely vary as little, and are near a normal law
-)
+# Of counts that are taken as Poisson, on average: larger ones rarely vary as little, and are near a normal law.
+MAX_COUNT = 20
 BLANKS = ("", "NA", "NaN", "nan", "N/A", "n/a", "null", "NULL")  # pandas would add "None" and others, which may be text
 
 

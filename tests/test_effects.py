@@ -131,7 +131,7 @@ def test_several_fits_are_averaged_by_the_law_of_total_variance() -> None:
         ps.predict([], new)
     with pytest.raises(ValueError, match="source must hold at least one fit, got none"):
         ps.partial_dependence([], x, 2, [0.0])
-    with pytest.raises(TypeError, match="source must be a Fit, several, or one Run, got several with a str"):
+    with pytest.raises(TypeError, match="source must hold fits alone where it holds several, got a str"):
         ps.predict(["fit"], new)  # type: ignore[list-item]
 
 

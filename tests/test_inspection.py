@@ -157,9 +157,9 @@ def test_select_wants_a_run_with_something_to_select() -> None:
     for verb in (ps.select, ps.mipp):
         with pytest.raises(TypeError, match="run must be a Run of anneal, got str"):
             verb("run")  # type: ignore[operator]
-    with pytest.raises(TypeError, match="source must be a Fit, several, or one Run, got int"):
+    with pytest.raises(TypeError, match="source must be a Fit or several, or one Run for predict, got int"):
         ps.predict(3, X)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="source must be a Fit or several, got int"):
+    with pytest.raises(TypeError, match="source must be a Fit or several, or one Run for predict, got int"):
         ps.partial_dependence(3, X, 0, [0.0])  # type: ignore[arg-type]
 
 
@@ -216,3 +216,27 @@ def test_a_factor_is_no_response() -> None:
     assert ps.refit(run, ps.select(run)).response.site == "y"
     assert "mean[0]" in ps.diagnose(run).table["quantity"].values
     assert list(ps.to_arviz(run, ["log_likelihood"])["log_likelihood"].data_vars) == ["y"]
+
+
+def test_rows_that_do_not_count_may_hold_anything() -> None:
+    counted = torch.arange(60) % 2 == 0
+    y = torch.where(counted, 2.0, -1.0)
+    for masked in (lambda law, m: law.mask(m), lambda law, m: law):
+        net = ps.SparseNet([3, 4, 1])
+
+        def model(x: Tensor, y: Tensor, m: Tensor, net: Any = net, masked: Any = masked) -> None:
+            mean = net(x).squeeze(-1)
+            with pyro.plate("data", 60, subsample_size=len(x)), pyro.poutine.mask(mask=m):
+                pyro.sample("y", masked(dist.Poisson(mean.exp(), validate_args=False), m), obs=y)
+
+        ps.anneal(model, (X, y, counted), QUICK, 20, num_draws=2, progress=False)
+
+
+def test_what_is_loaded_is_not_warned_of_again(tmp_path: Any) -> None:
+    """One row, which stands for all where a fit is loaded, says nothing of scales."""
+    model, x = model_of(normal), torch.cat([torch.full((1, 3), 0.05), X[1:]])
+    run = ps.anneal(model, (x, Y), QUICK, num_draws=2, progress=False)
+    ps.refit(run, ps.select(run, 1e-9)).save(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.Fit.load(tmp_path, model, (x[:1], Y[:1]))

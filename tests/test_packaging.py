@@ -27,6 +27,7 @@ ORDER = {
         "layout",
         "minibatch",
         "family",
+        "checks",
         "inspection",
         "program",
         "potential",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import pyro_sparse as ps
 from pyro_sparse.inference import sampler, store
+from pyro_sparse.inference.minibatch import augment_name
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=GENERATOR)
@@ -404,7 +405,7 @@ def test_what_is_loaded_is_augmented_as_the_run_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("augment", [None, doubled, functools.partial(doubled)])
 def test_the_name_of_an_augmentation_is_what_the_run_has_written(augment: Any, tmp_path: Path) -> None:
     annealed(tmp_path / "run.zarr", augment=augment)
-    assert store.augment_name(augment) == store.read_identity(tmp_path / "run.zarr")["augment"]
+    assert augment_name(augment) == store.read_identity(tmp_path / "run.zarr")["augment"]
 
 
 def test_numbers_of_numpy_and_paths_that_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
