@@ -3,6 +3,7 @@
 # PyTorch, pandas and matplotlib are imported inside the commands only, so that `--help` answers at once.
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -185,13 +186,15 @@ def _fit_and_report(
 ) -> "Study":
     from pyro_sparse import report
     from pyro_sparse.folders import replacing
+    from pyro_sparse.summary import WIDTH
 
     with replacing(out, {"command": "fit", **train.encoding.to_json()}) as new:
         typer.echo(f"{train.response.text}\n")
         study = report.study(name, train, test, estimator)
         report.write(study, new)
     typer.echo(study.summary)
-    typer.echo(f"\nEverything is in {out}, the pictures too: {', '.join(sorted(p.name for p in out.glob('*.png')))}")
+    pictures = ", ".join(sorted(picture.name for picture in out.glob("*.png")))
+    typer.echo("\n" + textwrap.fill(f"Everything is in {out}, the pictures too: {pictures}", WIDTH))
     return study
 
 

@@ -133,10 +133,11 @@ def plot_annealing(run: Run) -> "Figure":
         _mark_phases(panel, run.schedule, named=panel is axes["loss"])
     kept = run.history["num_kept"].values
     end = ", ".join(f"{int(number):,}" for number in kept[:5, -1]) + ("" if len(kept) <= 5 else ", …")
-    above = kept[:, -len(steps) // 5 :].max()
-    axes["kept"].annotate(
-        f"{end} at the end", (steps[-1], above), (0, 5), textcoords="offset points", ha="right", color=INK
-    )
+    last = kept[:, -len(steps) // 5 :]
+    # Of many weights the fall to the end is on the left above it.
+    height, offset, side = (last.min(), -5, "top") if kept.max() > 20 and last.min() > 3 else (last.max(), 5, "bottom")
+    place = {"xytext": (0, offset), "textcoords": "offset points", "ha": "right", "va": side}
+    axes["kept"].annotate(f"{end} at the end, before the refit", (steps[-1], height), color=INK, **place)
     return figure
 
 
@@ -469,6 +470,7 @@ def plot_network(source: "Structure | Fit | SparseEstimator", names: Sequence[st
     for unit, y in zip(alive[-1], places[-1], strict=True) if outputs else ():
         panel.annotate(_short(outputs[unit]), (len(weights), y), (8, 0), textcoords="offset points", va="center")
     _label_layers(panel, weights, alive, _num_inputs(source, structure))
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.06)  # inches between names and the edge
     return figure
 
 
@@ -532,6 +534,7 @@ def _scalar_law(prior: SpikeSlab) -> SpikeSlab:
 
 def _draw_prior(density: "Axes", inclusion: "Axes", law: SpikeSlab) -> None:
     from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
 
     reach = 1.6 * float(law.at(0.0).inclusion_threshold) or 4 * float(law.slab_scale)
     weights = torch.linspace(-reach, reach, 801, dtype=torch.float64)
@@ -551,6 +554,7 @@ def _draw_prior(density: "Axes", inclusion: "Axes", law: SpikeSlab) -> None:
     inclusion.set_xlabel("weight")
     for panel in (density, inclusion):
         panel.margins(x=0)
+        panel.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def _running_mean(values: Array, width: int = 9) -> Array:
@@ -793,8 +797,9 @@ def _label_layers(panel: "Axes", weights: list[Array], alive: list[Array], num_i
     panel.set_xlim(-0.25, len(weights) + 0.15)
     panel.set_ylim(1.06, -0.06)
     panel.plot([], [], color=BLUE, label="positive weight")
-    panel.plot([], [], color=VERMILLION, label="negative weight; width: size within the layer")
-    panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8)
+    panel.plot([], [], color=VERMILLION, label="negative weight")
+    panel.plot([], [], linestyle="none", label="width: size within the layer")
+    panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
 
 
 def _constant_network(num_inputs: int) -> "Figure":

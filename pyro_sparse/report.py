@@ -291,6 +291,7 @@ def truth(study: Study, inputs: list[str], f: Array) -> Truth:
         "The truth",
         f"  inputs that act: {', '.join(inputs)}; selected: {verdict}",
         f"  excess error of the mean: {excess:.3f}, where the noise has variance 1; variance of the weights: {variance:.3f}",
-        f"  {PROB:.0%} intervals of the mean cover the true one at {covered:.1%} of the rows: they know that variance, no bias",
+        f"  {PROB:.0%} intervals of the mean cover the true one at {covered:.1%} of the rows:",
+        "  they know that variance, no bias",
     ]
     return Truth(metrics, "\n".join(lines))

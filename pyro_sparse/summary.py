@@ -20,7 +20,7 @@ def directions(effects: pd.DataFrame) -> list[dict[str, Any]]:
     """Which way each selected input moves the mean, and how far.
 
     ``direction`` is "rises" or "falls" where all but a twentieth of the way leads there, "not monotone" elsewhere, "differs"
-    between levels of text, and "no clear effect" where the interval of every difference from the first point
+    between levels of text, and "no clear effect on its own" where the interval of every difference from the first point
     holds 0. ``ends`` are the points ``[value, mean, lower, upper]`` at both ends of the way, or the lowest and the highest.
     Of two classes the second is described, of more the one that the input moves most.
     """
@@ -44,7 +44,7 @@ def _direction(name: str, effect: pd.DataFrame) -> dict[str, Any]:
     extremes, ends = [points[mean.argmin()], points[mean.argmax()]], [points[0], points[-1]]
     clear = ((effect["difference_lower"] > 0) | (effect["difference_upper"] < 0)).any()
     if not clear:
-        direction, ends = "no clear effect", extremes
+        direction, ends = "no clear effect on its own", extremes
     elif isinstance(points[0][0], str):
         direction, ends = "differs", extremes
     elif min(up, down) > 0.05 * np.ptp(mean):

@@ -161,7 +161,7 @@ def effect(means: list[float], half: float = 0.1, **more: Any) -> pd.DataFrame:
         ([1, 0, 3, 2.5], "not monotone", [0, 3]),
         ([1, 1.15, 1.145], "rises", [1, 1.145]),  # a difference of .15, whose interval reaches by .14 to both sides
         ([1.15, 1, 1.005], "falls", [1.15, 1.005]),
-        ([1, 1.1, 1.13], "no clear effect", [1, 1.13]),
+        ([1, 1.1, 1.13], "no clear effect on its own", [1, 1.13]),
     ],
 )
 def test_direction_of_an_effect(means: list[float], direction: str, ends: list[float]) -> None:
@@ -176,7 +176,7 @@ def test_levels_of_text_differ_between_extremes() -> None:
     assert found["direction"] == "differs" and [end[:2] for end in found["ends"]] == [["green", 1], ["blue", 5]]
     assert "u: differs: between 1 (0.9 to 1.1) at green and 5 (4.9 to 5.1) at blue" in study(effects=[found])
     (found,) = directions(effect([2, 2.1], value=["red", "blue"]))
-    assert found["direction"] == "no clear effect"
+    assert found["direction"] == "no clear effect on its own"
 
 
 def test_effects_name_levels_in_place_of_columns() -> None:
