@@ -136,8 +136,15 @@ def plot_annealing(run: Run) -> "Figure":
     last = kept[:, -len(steps) // 5 :]
     # Of many weights the fall to the end is on the left above it.
     height, offset, side = (last.min(), -5, "top") if kept.max() > 20 and last.min() > 3 else (last.max(), 5, "bottom")
-    place = {"xytext": (0, offset), "textcoords": "offset points", "ha": "right", "va": side}
-    axes["kept"].annotate(f"{end} at the end, before the refit", (steps[-1], height), color=INK, **place)
+    axes["kept"].annotate(
+        f"{end} at the end, before the refit",
+        (steps[-1], height),
+        xytext=(0, offset),
+        textcoords="offset points",
+        ha="right",
+        va=side,
+        color=INK,
+    )
     return figure
 
 
