@@ -35,7 +35,15 @@ from pyro_sparse.inference.checks import (
 )
 from pyro_sparse.inference.family import unwrapped
 from pyro_sparse.inference.layout import Layout, Site, bijection
-from pyro_sparse.inference.minibatch import Augment, AugmentedBatches, Batches, LoaderBatches, rows_of, stream
+from pyro_sparse.inference.minibatch import (
+    Augment,
+    AugmentedBatches,
+    Batches,
+    LoaderBatches,
+    row_major,
+    rows_of,
+    stream,
+)
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.annealed import find_spike_slab
 from pyro_sparse.models.layers import SparseModule, UnsetPrior, resolved_priors
@@ -164,6 +172,8 @@ def inspect(
     if own_size is not None and batch_size not in (None, own_size):
         raise ValueError(f"batch_size must be None or {own_size}, the model's own subsample_size, got {batch_size}")
     batch = own_size or batch_size
+    if batch_size is not None and loader is None:
+        tensors = tuple(row_major(tensor) for tensor in tensors)
     if is_few:
         check_weight_of_few(observed, num_data, len(example[0]), batch_size or 1)
     check_plates(observed, plates, num_data, on_batches=batch is not None)

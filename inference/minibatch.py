@@ -19,6 +19,12 @@ def stream(seed: int, chain: int, purpose: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def row_major(data: Tensor) -> Tensor:
+    """The data with each row in one piece of memory: from columns, as a data frame has them, batches take 30 times as long."""
+    rows, *others = data.stride()
+    return data.contiguous() if 0 < rows < max(others, default=0) else data
+
+
 class Noise:
     """Standard normals of one chain: ``noise(step, out)`` fills ``out``."""
 

@@ -456,6 +456,7 @@ def refit(
         return float(loss), small.of_free(gradient) + precision * free
 
     response = Response(spec, site)
+    _check_defined(objective(start)[0])
     free, distance, iterations = start, math.inf, 0
     while iterations < max_iterations and distance > tolerance:
         metric = _metric(response, small, free, precision)
@@ -504,6 +505,14 @@ def _check_given(run: Run, structure: Structure, tolerance: float) -> None:
         )
     if not tolerance > 0:
         raise ValueError(f"tolerance must be > 0, got {tolerance}")
+
+
+def _check_defined(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"structure must keep weights at which the model's log density is finite, got {-loss}: without the others it is "
+            "not defined, as weight_norm is not where all weights of a unit are zero"
+        )
 
 
 def _is_large(run: Run, structure: Structure) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_sparse as ps
+from pyro_sparse.inference.minibatch import row_major
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=GENERATOR)
@@ -240,3 +241,23 @@ def test_what_is_loaded_is_not_warned_of_again(tmp_path: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ps.Fit.load(tmp_path, model, (x[:1], Y[:1]))
+
+
+def test_rows_of_batches_are_gathered_from_memory_in_rows() -> None:
+    columns = X.T.contiguous().T
+    runs = [ps.anneal(model_of(normal), (x, Y), QUICK, 20, num_draws=1, progress=False) for x in (X, columns)]
+    assert torch.equal(runs[0].positions, runs[1].positions)
+    assert [run.spec.data[0].is_contiguous() for run in runs] == [True, True]
+    assert runs[0].spec.data[0] is X
+
+
+def test_rows_in_one_piece_stay_where_they_are() -> None:
+    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    for data in (
+        images,
+        torch.zeros(1, 3).expand(4, 3),
+        torch.zeros(4, 6)[:, ::2],
+        torch.zeros(4),
+        torch.zeros(1, 3).T,
+    ):
+        assert row_major(data) is data
