@@ -24,11 +24,10 @@ from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_sparse.inference.checks import Node
 from pyro_sparse.inference.inspection import Specification, rows
-from pyro_sparse.inference.program import Program, is_random, tidied
+from pyro_sparse.inference.program import Program, is_random, tidied, traced
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models import layers
 from pyro_sparse.models.annealed import annealed, find_spike_slab
@@ -133,7 +132,7 @@ class Potential:
         try:
             # On a card BatchNorm of cuDNN is an operation of its own, which a compiler cannot join with what is around it.
             with _quiet(), _same_random_numbers(position), torch.backends.cudnn.flags(enabled=False):
-                graph = make_fx(self._eager)(*example)
+                graph = traced(self._eager, example)
         except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
             self.reason = f"it cannot be traced: {first_line(error)}"
         else:
@@ -177,7 +176,7 @@ class Potential:
         in_dims = (0, None, None, None, 0 if by_chain else None, *data)
         try:
             with _quiet(), torch.no_grad():
-                graph = make_fx(torch.func.vmap(self.program, in_dims))(*arguments)
+                graph = traced(torch.func.vmap(self.program, in_dims), arguments)
             several.program = tidied(graph)
             moved = nearby(positions)
             together = several(moved, tempering, indices[1])

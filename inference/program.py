@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
@@ -18,6 +20,17 @@ _NAMES = (
     "tanh unbind unsqueeze view where"
 )
 _BOUND = frozenset(_NAMES.split())
+
+
+def traced(function: Program, arguments: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """The operations of the function in a row, for arguments of these shapes.
+
+    Raises:
+        Exception: whatever the function does that cannot be traced.
+    """
+    # Without this context make_fx sets up a mode of its own for each value: more than half of its time.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        return make_fx(function)(*arguments)
 
 
 def tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -124,7 +137,7 @@ def compiled(function: Program, arguments: tuple[Any, ...]) -> Program:
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler about itself
-        graph = make_fx(function)(*arguments)
+        graph = traced(function, arguments)
         # Handed to the compiler as it is: what torch.compile would put around it to watch for other shapes costs a fifth of a
         # small step. Its patterns would add a prior's gradient inside the product that yields the network's: two passes more.
         run: Program = _inductor.compile(graph, list(arguments), options={"pattern_matcher": False})

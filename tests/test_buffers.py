@@ -126,7 +126,7 @@ def test_without_noise_and_prior_a_run_is_sgd_of_plain_pytorch(
 ) -> None:
     """Weights and statistics after every step, of two chains that run together where they can."""
     if way == "eager":
-        monkeypatch.setattr(potential, "make_fx", None)
+        monkeypatch.setattr(potential, "traced", None)
     if way == "traced as a CUDA graph":  # without a card: warmed up as one, then what it would replay
         monkeypatch.setattr(steps, "has_graphs", lambda device: True)
         monkeypatch.setattr(steps, "captured", lambda call, device: [call() for _ in range(steps.WARM_UPS)] and call)

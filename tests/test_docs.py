@@ -3,6 +3,7 @@
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,34 @@ def test_the_readmes_own_model_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     printed = capsys.readouterr().out
     assert "weights kept" in printed and "mean_lower" in printed
     assert found["run"].spec.num_data == 10_000 and found["run"].schedule is short
+
+
+def test_the_readmes_network_for_images_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On made-up images, of a smaller network and a few steps."""
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "resnet" in b)
+    short = ps.PriorAnnealing(2, 2, 2, 2, 4, learning_rate=1e-3)
+
+    def images(root: str, train: bool = True, download: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        size = 50_000 if train else 20
+        return torch.zeros(size, 3, 32, 32, dtype=torch.uint8), torch.arange(size) % 10
+
+    def refit(run: ps.Run, found: ps.Structure, refit: Any = ps.refit) -> ps.Fit:
+        fit: ps.Fit = refit(run, found, schedule=ps.PriorAnnealing(2, 0, 0, 0), progress=False)
+        return fit
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("pyro_sparse.datasets.cifar10", images)
+    monkeypatch.setattr(ps, "resnet", lambda depth, resnet=ps.resnet: resnet(8, width=4))
+    monkeypatch.setattr(ps.PriorAnnealing, "images", lambda **_: short)
+    quick = {"progress": False, "num_draws": 2}
+    monkeypatch.setattr(ps, "anneal", lambda *args, anneal=ps.anneal, **own: anneal(*args, **own | quick))
+    monkeypatch.setattr(ps, "refit", refit)
+    found: dict[str, Any] = {}
+    exec(block, found)
+    assert "channels" in capsys.readouterr().out
+    assert found["probs"].shape == (20, 10) and found["small"](found["new_images"]).shape == (20, 10)
 
 
 def test_the_readmes_links_lead_somewhere() -> None:

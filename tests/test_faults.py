@@ -384,7 +384,7 @@ def test_a_damaged_record_of_what_is_complete_is_named(tmp_path: Path, monkeypat
 @pytest.mark.filterwarnings("ignore:the model is run eagerly")
 def test_a_model_that_runs_eagerly_is_told_apart_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its program has no text that could be compared."""
-    monkeypatch.setattr("pyro_sparse.inference.potential.make_fx", lambda function: 1 / 0)
+    monkeypatch.setattr("pyro_sparse.inference.potential.traced", lambda *_: 1 / 0)
     killed(monkeypatch, tmp_path / "run.zarr")
     with pytest.raises(ValueError, match=r"its log_density\['y'\] is "):
         annealed(tmp_path / "run.zarr", make_model(shift=1.0), resume=True)
