@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyro_sparse.inference.checks import Node
 from pyro_sparse.inference.inspection import Specification, rows
-from pyro_sparse.inference.program import Program, is_random, tidied, traced
+from pyro_sparse.inference.program import Program, is_random, tidied, traced, varying_shape
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models import layers
 from pyro_sparse.models.annealed import annealed, find_spike_slab
@@ -129,17 +129,19 @@ class Potential:
         example = self._arguments(position, self.tempering(0.5, 0.5, 0.5, position), indices[0])
         with _quiet(), _same_random_numbers(position):
             self._run_first(*example)
+        varying = len(example) if self.spec.batch_size else 1 + len(Tempering._fields)  # all rows are always the same
         try:
             # On a card BatchNorm of cuDNN is an operation of its own, which a compiler cannot join with what is around it.
             with _quiet(), _same_random_numbers(position), torch.backends.cudnn.flags(enabled=False):
                 graph = traced(self._eager, example)
+            culprit = varying_shape(graph, varying)
+            graph = tidied(graph)
         except Exception as error:  # whatever a model can raise while it is traced: it runs eagerly instead
             self.reason = f"it cannot be traced: {first_line(error)}"
         else:
-            graph = tidied(graph)
             self._random = any(is_random(node) for node in graph.graph.nodes)
             self.program = graph
-            self.reason = self._difference(graph, position, indices)
+            self.reason = culprit or self._difference(graph, position, indices)
         if self.reason is not None:
             self.program, self._random = self._eager, True
             warn(f"the model is run eagerly, several times slower, as {self.reason}")
@@ -274,14 +276,17 @@ class Potential:
         for batch, tempering in zip(indices, controls, strict=True):
             with _same_random_numbers(position), _quiet(), torch.no_grad():
                 eager = self._run(self._eager, moved, tempering, batch)
-            with _same_random_numbers(position), torch.no_grad():
-                traced = self._run(graph, moved, tempering, batch)
+            try:
+                with _same_random_numbers(position), torch.no_grad():
+                    found = self._run(graph, moved, tempering, batch)
+            except Exception as error:  # a size that was another on the rows it was traced on
+                return f"the traced program fails on other rows: {first_line(error)}"
             for name, expected in eager.log_prob.items():
-                if not torch.allclose(traced.log_prob[name], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
+                if not torch.allclose(found.log_prob[name], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
                     return f"the traced program differs from it at site '{name}'"
-            if not same(traced.mean_gradient, eager.mean_gradient):
+            if not same(found.mean_gradient, eager.mean_gradient):
                 return "the gradient of the traced program differs from it"
-            if len(eager.buffers) and not same(traced.buffers, eager.buffers):
+            if len(eager.buffers) and not same(found.buffers, eager.buffers):
                 return "the buffers that the traced program leaves differ from its own"
         return None
 

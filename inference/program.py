@@ -69,7 +69,7 @@ def tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _shorten(node: torch.fx.Node) -> None:
     """Drops what autograd leaves behind: factors of 1, terms of 0, views of views, transposes of transposes."""
-    name = getattr(node.target, "__name__", "").split(".")[0]
+    name = _name(node.target)
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
         return
     inner, others = node.args[0], node.args[1:]
@@ -100,6 +100,32 @@ def _is_known(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> bool:
     """Whether a call depends on constants alone; a random number never does."""
     constant = bool(node.all_input_nodes) and all(n in known for n in node.all_input_nodes)
     return node.op == "call_function" and constant and not is_random(node)
+
+
+def varying_shape(graph: torch.fx.GraphModule, num_varying: int) -> str | None:
+    """What is wrong where a result may have another shape at other values of the first arguments: in the graph it has one.
+
+    So has what a boolean index, ``nonzero`` or ``unique`` of values gives.
+    """
+    varying: set[torch.fx.Node] = set()
+    for number, node in enumerate(graph.graph.nodes):  # the arguments come first
+        if number < num_varying or varying.intersection(node.all_input_nodes):
+            varying.add(node)
+            if torch.Tag.dynamic_output_shape in _tags(node.target) and not _takes_numbers(node, varying):
+                return f"the shape of what '{_name(node.target)}' gives depends on the values of rows or weights"
+    return None
+
+
+def _takes_numbers(node: torch.fx.Node, varying: set[torch.fx.Node]) -> bool:
+    """Whether it is an index by row numbers, of which there are as many at any values."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    kinds = [getattr(index.meta.get("val"), "dtype", None) for index in node.args[1] if index in varying]  # type: ignore
+    return not {torch.bool, torch.uint8, None}.intersection(kinds)
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).partition(".")[0]
 
 
 def is_random(node: torch.fx.Node) -> bool:

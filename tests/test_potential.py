@@ -247,9 +247,11 @@ def test_batches_are_permutations_and_functions_of_seed_chain_and_step() -> None
     assert Batches(4, None, 0, 0, CPU)(7).tolist() == [0, 1, 2, 3]
 
 
-def eager(model: Callable[..., Any], message: str) -> Potential:
+def eager(
+    model: Callable[..., Any], message: str, data: tuple[Tensor, ...] = (X, Y), batch_size: int | None = None
+) -> Potential:
     with pytest.warns(UserWarning, match=message):
-        potential = make(model)
+        potential = make(model, data, batch_size)
     assert potential.reason is not None
     return potential
 
@@ -278,6 +280,65 @@ def test_python_state_in_a_model_runs_eagerly_and_the_warning_names_the_site() -
     position = somewhere(potential)
     first, second = (evaluate(potential, position, torch.arange(N)).log_prob["response"] for _ in range(2))
     assert not torch.equal(first, second)
+
+
+RARE = torch.cat(
+    [X[:, :2], torch.zeros(N, 1).double().index_fill(0, torch.tensor([55]), 1.0)], 1
+)  # row 55 of no first batch
+BY_VALUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a boolean index": lambda h, x: h - h[x[:, 2] == 0].mean(),
+    "unique": lambda h, x: h + 0.5 * torch.unique(x[:, 2]).numel(),
+    "nonzero": lambda h, x: h + 0.5 * x[:, 2].nonzero().shape[0],
+    "masked_select": lambda h, x: h - torch.masked_select(h, x[:, 2] == 0).sum(),
+    "an index of a weight": lambda h, x: h + h[h > 0].sum(),
+}
+
+
+@pytest.mark.parametrize("batch_size", [20, None])
+@pytest.mark.parametrize("kind", BY_VALUES)
+def test_what_has_a_shape_that_depends_on_values_is_no_program(kind: str, batch_size: int | None) -> None:
+    """A program would have the shape of its first batch; all rows at once are always the same, but weights are not."""
+    scale, intercept = LAW.expand([3]).to_event(1), dist.Normal(zero(), 1.0)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        mean = BY_VALUES[kind](x @ pyro.sample("w", scale) + pyro.sample("b", intercept), x)
+        with pyro.plate("data", N, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    if batch_size is None and kind in ("a boolean index", "unique", "nonzero"):
+        potential = make(model, (RARE, Y))
+        assert potential.kind == "traced"
+    else:
+        potential = eager(model, "as the shape of what .* depends on the values", (RARE, Y), batch_size)
+    rows = torch.arange(40, 60) if batch_size else torch.arange(N)
+    w, b = torch.tensor([1.0, 2.0, 0.0]).double(), -0.25
+    position = torch.cat([w, torch.tensor([b]).double()])
+    found = evaluate(potential, position, rows).log_prob["y"]
+    right = dist.Normal(BY_VALUES[kind](RARE[rows] @ w + b, RARE[rows]), 1.0).log_prob(Y[rows]).sum() * N / len(rows)
+    assert float(found) == pytest.approx(float(right), rel=1e-12)
+
+
+def test_a_mask_of_the_models_own_and_an_index_by_numbers_stay_a_program() -> None:
+    mask, order = torch.tensor([True, False, True]), torch.tensor([1, 0])
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", LAW.expand([2]).to_event(1))
+        with pyro.plate("data", N, subsample_size=len(x)):
+            pyro.sample("y", dist.Normal(x[:, mask][:, order] @ w, 1.0), obs=y)
+
+    assert make(model, batch_size=20).kind == "traced"
+
+
+def test_a_program_that_fails_on_other_rows_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_sparse.inference.potential.varying_shape", lambda *_: None)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        mean = x @ pyro.sample("w", LAW.expand([3]).to_event(1))
+        with pyro.plate("data", N, subsample_size=len(x)):
+            large = x[:, 0] > 0
+            pyro.sample("y", dist.Normal(mean.index_put((large,), 2 * mean[large]), 1.0), obs=y)
+
+    eager(model, "as the traced program fails on other rows: RuntimeError", (X, Y), 20)
 
 
 def test_a_model_that_fails_raises_its_own_error() -> None:
