@@ -28,8 +28,10 @@ def checked_data(data: Any) -> tuple[Tensor, ...]:
     for position, item in enumerate(data):
         if not isinstance(item, (Tensor, np.ndarray)):
             raise TypeError(f"data[{position}] must be a tensor or an array, got {type(item).__name__}")
-        # A copy: an array that is changed after the run must not change the refit.
-        tensor = torch.tensor(item.copy()) if isinstance(item, np.ndarray) else item
+        tensor = _of_array(item, position) if isinstance(item, np.ndarray) else item
+        if tensor.layout != torch.strided:
+            raise TypeError(f"data[{position}] must be dense, got {tensor.layout}: call .to_dense() on it")
+        tensor = tensor.detach() if tensor.requires_grad else tensor
         if tensor.dim() == 0 or len(tensor) == 0:
             raise ValueError(f"data[{position}] must have at least one row, got shape {tuple(tensor.shape)}")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -40,6 +42,16 @@ def checked_data(data: Any) -> tuple[Tensor, ...]:
     if len(set(lengths)) > 1:
         raise ValueError(f"all of data must have the same number of rows, got {lengths}")
     return tuple(tensors)
+
+
+def _of_array(array: np.ndarray[Any, Any], position: int) -> Tensor:
+    """A copy: an array that is changed after the run must not change the refit."""
+    if np.ma.is_masked(array):
+        raise ValueError(f"data[{position}] must have no masked values, got {int(np.ma.count_masked(array))} of them")
+    try:
+        return torch.tensor(np.array(array, array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise TypeError(f"data[{position}] must hold numbers, got an array of {array.dtype}") from error
 
 
 def is_latent(node: Node) -> bool:

@@ -31,12 +31,17 @@ from pyro_sparse.inference.potential import Potential
 from pyro_sparse.inference.response import Of, Response
 from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.schedule import PriorAnnealing
+from pyro_sparse.inference.step import NonFiniteError
 from pyro_sparse.inference.structure import Structure
 from pyro_sparse.inference.warning import warn
 from pyro_sparse.models.layers import SparseModule, evaluating
 
 _AT_A_KINK = (
     "A network with kinks (ReLU) may have its maximum at one, where no interval is known; activation='tanh' has none"
+)
+_UNDEFINED = (
+    "structure must keep weights at which the model's log density and its gradient are finite, got NaN or infinity: without "
+    "the others it is not defined, as weight_norm is not where all weights of a unit are zero"
 )
 ROUND = 50  # iterations between two evaluations of the metric
 _INFORMATION = ("dispersion", "prediction_error", "degrees_of_freedom", "rank")
@@ -139,7 +144,14 @@ class Fit:
                 "intervals and covariances are those of a maximum, which a refit by batches does not reach: end the schedule "
                 "with sample_steps and average over draws, ps.predict(run, x)"
             )
-        return self._all_derivatives(self.family.link, self.data)
+        jacobian = self._all_derivatives(self.family.link, self.data)
+        if not bool(jacobian.isfinite().all()):
+            row = int((~jacobian.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise ValueError(
+                f"the fitted model has no derivatives at row {row} of its data, so no interval is known. {_AT_A_KINK}; or end "
+                "the schedule with sample_steps and average over draws, ps.predict(run, x)"
+            )
+        return jacobian
 
     @cached_property
     def matters(self) -> Tensor:
@@ -456,7 +468,7 @@ def refit(
         return float(loss), small.of_free(gradient) + precision * free
 
     response = Response(spec, site)
-    _check_defined(objective(start)[0])
+    _check_defined(*objective(start))
     free, distance, iterations = start, math.inf, 0
     while iterations < max_iterations and distance > tolerance:
         metric = _metric(response, small, free, precision)
@@ -468,7 +480,7 @@ def refit(
     with evaluating(spec.layout.modules()):
         final = [potential(small.position(free), tempering, indices) for indices in batches]
     loss = -sum(float(p.log_prob[name]) for p in final for name in spec.observed) / spec.num_data / len(final)
-    if distance > tolerance and max_iterations:
+    if not distance <= tolerance and max_iterations:  # or not a number, at a kink
         remedy = "Raise max_iterations" if iterations >= max_iterations else _AT_A_KINK
         warn(
             f"the refit stopped {distance:.1e} standard errors from the maximum after {iterations} iterations: its intervals "
@@ -507,12 +519,9 @@ def _check_given(run: Run, structure: Structure, tolerance: float) -> None:
         raise ValueError(f"tolerance must be > 0, got {tolerance}")
 
 
-def _check_defined(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise ValueError(
-            f"structure must keep weights at which the model's log density is finite, got {-loss}: without the others it is "
-            "not defined, as weight_norm is not where all weights of a unit are zero"
-        )
+def _check_defined(loss: float, gradient: Tensor) -> None:
+    if not (math.isfinite(loss) and bool(gradient.isfinite().all())):
+        raise ValueError(_UNDEFINED)
 
 
 def _is_large(run: Run, structure: Structure) -> bool:
@@ -538,7 +547,12 @@ def _refit_by_batches(
     start = spec.layout.unconstrained(structure.values)
     kept = structure.kept(start)
     precision = _slab_precision(spec.layout, start, kept) if keep_slab else torch.zeros_like(start)
-    position, loss = descend(spec, start, kept, schedule, precision, run.seed, progress)
+    try:
+        position, loss = descend(spec, start, kept, schedule, precision, run.seed, progress)
+    except NonFiniteError as error:
+        if error.step > 0:
+            raise
+        raise ValueError(_UNDEFINED) from error
     values = spec.layout.constrained(position)
     numbers = loss, False, math.nan, schedule.num_steps, keep_slab, True
     return Fit(structure, values, response, *numbers, position[kept], spec.data, precision[kept])

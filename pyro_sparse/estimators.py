@@ -476,11 +476,19 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
         self.x_min_, self.x_max_ = X.min(0), X.max(0)
         # A column that varies only by rounding is constant.
         _check_scale("X", self.x_scale_)
-        constant = self.x_scale_ <= 1e-10 * np.abs(self.x_mean_)
+        constant = self.x_scale_ <= 1e-13 * np.abs(self.x_mean_)
         self.x_scale_ = np.where(constant | (self.x_scale_ == 0), np.inf, self.x_scale_)  # which makes it 0 throughout
 
     def _inputs(self, X: Array, columns: Array) -> Tensor:
-        return self._tensor((X[:, columns] - self.x_mean_[columns]) / self.x_scale_[columns])
+        inputs = self._tensor((X[:, columns] - self.x_mean_[columns]) / self.x_scale_[columns])
+        too_large = ~inputs.isfinite().cpu()
+        if too_large.any():
+            row, place = too_large.nonzero()[0].tolist()
+            (name,) = self._names_of([columns[place]])
+            raise ValueError(
+                f"X must hold numbers that single precision can hold, got {X[row, columns[place]]:g} of '{name}' in row {row}"
+            )
+        return inputs
 
     def _tensor(self, values: Array) -> Tensor:
         return torch.as_tensor(values, dtype=torch.get_default_dtype(), device=self.device)
@@ -584,6 +592,10 @@ class SparseRegressor(RegressorMixin, SparseEstimator):
         else:
             self.y_mean_, self.y_scale_, self.y_rate_ = float(y.mean()), float(y.std()), 1.0
         _check_scale("y", np.array([self.y_scale_]))
+        if not self.y_scale_ > 0:
+            raise ValueError(
+                f"y must vary by more than double precision can square, got values up to {np.abs(y).max():g}"
+            )
         return self._fit(X, self._tensor((y - self.y_mean_) / self.y_scale_), names)
 
     def predict(self, X: Any) -> Array:
@@ -724,8 +736,8 @@ class SparseClassifier(ClassifierMixin, SparseEstimator):
         return (member[:, 1:] - share[1]) / (share[0] * share[1]) if len(share) == 2 else member / share - 1
 
     def _own_settings(self) -> dict[str, Any]:
-        dated = self.classes_.dtype.kind == "M"  # which JSON holds as text
-        classes = self.classes_.astype(str) if dated else self.classes_
+        timed = self.classes_.dtype.kind in "mM"  # dates and spans, which JSON does not know
+        classes = self.classes_.astype(np.int64) if timed else self.classes_
         kind = {"dtype": str(self.classes_.dtype), "class_share": self.class_share_.tolist()}
         return {"classes": classes.tolist()} | kind
 

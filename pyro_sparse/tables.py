@@ -360,7 +360,7 @@ def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
         ValueError: for too many classes.
     """
     if values.nunique() > MAX_CLASSES:
-        stray, written = _stray(values), _number_as_text(values)
+        stray, written = _stray(values), None if _is_number(values) else _number_as_text(values)
         why = "" if stray is None else f"; it holds numbers but for {stray}: leave such cells empty"
         why = (
             why if written is None else f"; it holds numbers written as text ({written}): leave digits and a point only"
@@ -368,9 +368,11 @@ def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
         raise ValueError(
             f"target '{values.name}' has {values.nunique()} classes, {MAX_CLASSES} at most are possible{why}"
         )
-    if _is_number(values) and not pd.api.types.is_bool_dtype(values) and (values % 1 == 0).all():
+    whole = _is_number(values) and not pd.api.types.is_bool_dtype(values) and (values % 1 == 0).all()
+    if whole and (values.abs() < 2**63).all():
         return values.astype(int)
-    return values.map(lambda value: f"{value:.12g}" if isinstance(value, float) else str(value))
+    short = values.map(lambda value: f"{value:.12g}" if isinstance(value, float) else str(value))
+    return short if short.nunique() == values.nunique() else values.map(str)
 
 
 def _stray(values: "pd.Series[Any]") -> str | None:

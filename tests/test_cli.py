@@ -332,7 +332,7 @@ def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
         (lambda f: f.assign(size=[1.0, *[np.nan] * 79]), [], "got 1 of 80; column 'size' has 79 blanks"),
         (lambda f: f.assign(y=f.colour), ["--family=normal"], "target 'y' must hold numbers, got the text"),
         (lambda f: f, ["--family=poisson"], "must hold counts, whole numbers from 0, got"),
-        (lambda f: f, ["--family=classes"], "target 'y' has 80 classes, 20 at most are possible"),
+        (lambda f: f, ["--family=classes"], "target 'y' has 80 classes, 20 at most are possible\n"),
         (lambda f: f.assign(y=[f"{v:.9f}%" for v in f["y"]]), [], "holds numbers written as text ('"),
         (
             lambda f: f.assign(size=[f"{v:.9f} €" for v in f["size"]]),
@@ -497,6 +497,8 @@ def test_target_says_its_family(values: list[Any], family: str, said: str) -> No
         ([7, 1, 3] * 10, "classes", [7, 1, 3]),
         ([True, False, True] * 10, "auto", ["True", "False", "True"]),
         ([0.5, 1.25, 0.5] * 10, "auto", ["0.5", "1.25", "0.5"]),
+        ([1e20, 2e20, 7.0] * 10, "classes", ["1e+20", "2e+20", "7"]),
+        ([0.1, 0.1 + 1e-14, 0.1] * 10, "auto", ["0.1", "0.10000000000001", "0.1"]),
     ],
 )
 def test_target_is_what_the_family_needs(values: list[Any], family: str, expected: list[Any]) -> None:

@@ -218,6 +218,17 @@ def test_a_saved_fit_predicts_the_same(run: ps.Run, tmp_path: Path) -> None:
     assert torch.equal(loaded.module()(X), fit.module()(X))
 
 
+def test_weights_without_which_the_network_is_not_defined_are_not_refitted() -> None:
+    module = images()
+    nn.utils.parametrizations.weight_norm(module[5])
+    run = ps.anneal(classifier(module), (X, LABELS), ps.PriorAnnealing(2, 0, 0, 1), BATCH, num_draws=1, progress=False)
+    found, directions = ps.select(run, 1e-9), "5.parametrizations.weight.original1"
+    masks = found.masks | {directions: torch.zeros_like(found.masks[directions])}
+    values = found.values | {directions: torch.zeros_like(found.values[directions])}
+    with pytest.raises(ValueError, match="structure must keep weights at which the model's log density"):
+        ps.refit(run, dataclasses.replace(found, masks=masks, values=values), schedule=PLAN, progress=False)
+
+
 def test_a_run_from_a_loader_is_refitted_by_batches_without_its_data() -> None:
     loader = DataLoader(TensorDataset(X, LABELS), BATCH, shuffle=True)
     run = classified(data=loader, batch_size=None)

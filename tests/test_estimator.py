@@ -270,6 +270,19 @@ def test_a_constant_column_is_never_selected() -> None:
     assert np.allclose(est.predict_interval(other), est.predict_interval(x))
 
 
+def test_numbers_beyond_single_precision_are_named(found: ps.SparseRegressor) -> None:
+    frame = FRAME.copy()
+    frame.loc[12, "x3"] = 1e39
+    with pytest.raises(
+        ValueError, match="X must hold numbers that single precision can hold, got 1e\\+39 of 'x3' in row 5"
+    ):
+        found.predict(frame)
+    with pytest.raises(
+        ValueError, match="y must vary by more than double precision can square, got values up to 1e-200"
+    ):
+        regressor().fit(X, np.where(np.arange(500) == 3, 1e-200, 0.0))
+
+
 @pytest.mark.parametrize("constant", [0.0, 3.0, 0.1])
 def test_a_constant_response_is_refused(constant: float) -> None:
     with pytest.raises(ValueError, match=f"y must not be constant, got {constant:g} in all of 50 rows"):

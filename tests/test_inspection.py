@@ -1,5 +1,6 @@
 """What a look at the model tells before a run: data off its scale, responses off their support, arguments of another kind."""
 
+import copy
 import pickle
 import warnings
 from collections.abc import Callable
@@ -121,6 +122,32 @@ def test_a_discrete_latent_without_enumeration_is_refused() -> None:
 
 def test_arrays_of_any_strides_are_data() -> None:
     assert quick(model_of(normal), X.numpy()[::-1], Y.numpy()[::-1]) == []
+
+
+@pytest.mark.parametrize("kind", ["another byte order", "a mask that masks nothing", "requires_grad"])
+def test_data_that_are_only_written_otherwise_are_taken(kind: str) -> None:
+    given: dict[str, Any] = {
+        "another byte order": X.numpy().astype(">f4"),
+        "a mask that masks nothing": np.ma.masked_invalid(X.numpy()),
+        "requires_grad": X.clone().requires_grad_(),
+    }
+    right, run = (ps.anneal(model_of(normal), (x, Y), QUICK, 20, num_draws=1, progress=False) for x in (X, given[kind]))
+    assert torch.equal(run.positions, right.positions)
+    copy.deepcopy(run)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (np.ma.masked_greater(X.numpy(), 2.0), ValueError, r"data\[0\] must have no masked values, got \d of them"),
+        (X.numpy().astype(str), TypeError, r"data\[0\] must hold numbers, got an array of <U"),
+        (X.numpy().astype(object), TypeError, r"data\[0\] must hold numbers, got an array of object"),
+        (X.to_sparse(), TypeError, r"data\[0\] must be dense, got torch.sparse_coo"),
+    ],
+)
+def test_data_that_are_no_dense_numbers_are_named(x: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        quick(model_of(normal), x)
 
 
 @pytest.mark.parametrize(

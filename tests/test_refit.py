@@ -511,6 +511,35 @@ def test_where_it_ends_before_max_iterations_more_of_them_are_no_remedy() -> Non
     assert fit.num_iterations < 2_000 and not any("Raise max_iterations" in str(one.message) for one in caught)
 
 
+def rooted(power: str) -> Callable[..., Any]:
+    net = ps.SparseNet([4, 1], prior=LAW)
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        mean = net(x).squeeze(-1)
+        mean = mean.square().sqrt() if power == "kink" else mean.abs().sqrt()
+        with pyro.plate("data", N, subsample_size=len(x)):
+            return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    return model
+
+
+def test_where_the_gradient_is_not_a_number_the_refit_says_so_and_no_interval_is_made_up() -> None:
+    run = ps.anneal(rooted("kink"), (X, Y), BRIEF, num_draws=1, progress=False)
+    with pytest.warns(UserWarning, match=r"the refit stopped nan standard errors .* are not to be trusted"):
+        fit = dataclasses.replace(ps.refit(run, ps.select(run).without_inputs()))
+    assert not fit.converged
+    with pytest.raises(ValueError, match="the fitted model has no derivatives at row 0 of its data"):
+        ps.predict(fit, X)
+
+
+def test_a_start_without_a_gradient_is_refused() -> None:
+    run = ps.anneal(rooted("root"), (X, Y), BRIEF, num_draws=1, progress=False)
+    with pytest.raises(
+        ValueError, match="structure must keep weights at which the model's log density and its gradient"
+    ):
+        ps.refit(run, ps.select(run).without_inputs().with_biases())
+
+
 def test_a_table_is_asked_for_as_an_array() -> None:
     fit = refitted(linear(), START)
     with pytest.raises(TypeError, match="x_new must hold tensors or arrays, got DataFrame"):

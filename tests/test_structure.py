@@ -434,7 +434,7 @@ def test_weights_without_which_the_network_is_not_defined_are_not_refitted() -> 
     directions = "parametrizations.weight.original1"
     masks = found.masks | {directions: torch.zeros_like(found.masks[directions])}
     values = found.values | {directions: torch.zeros_like(found.values[directions])}
-    with pytest.raises(ValueError, match=r"structure must keep weights at which .* is finite, got nan"):
+    with pytest.raises(ValueError, match=r"structure must keep weights at which .* finite, got NaN"):
         ps.refit(run, dataclasses.replace(found, masks=masks, values=values))
 
 
