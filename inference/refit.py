@@ -182,7 +182,7 @@ class Fit:
         if isinstance(self.family, Normal):
             inputs = self._inputs_read()
             if inputs.shape[1] < self.response.spec.num_data // 10:
-                _warn_of_varying_noise(*self.family.varying_noise(response - link[:, 0], torch.cat([link, inputs], 1)))
+                warn_of_varying_noise(*self.family.varying_noise(response - link[:, 0], torch.cat([link, inputs], 1)))
         return information
 
     def _inputs_read(self) -> Tensor:
@@ -613,12 +613,12 @@ def _warn_of_overdispersion(ratio: float, deviations: float) -> None:
         )
 
 
-def _warn_of_varying_noise(p_value: float, ratio: float) -> None:
+def warn_of_varying_noise(p_value: float, ratio: float) -> None:
     if p_value < 1e-3 and ratio > 2:
         warn(
             "the noise is clearly larger at some rows than at others: intervals of a new observation hold on average, but are "
             "too wide where it is small and too narrow where it is large. Give the model a scale for each row "
-            '(family="heteroscedastic")',
+            "(family heteroscedastic)",
         )
 
 

@@ -117,7 +117,7 @@ def predict(
             typer.echo(table.to_csv(), nl=False)
         else:
             table.to_csv(out)
-            typer.echo(f"{len(table)} rows predicted: {out}")
+            typer.echo(f"{len(table):,} row{'s' * (len(table) != 1)} predicted: {out}")
 
 
 @app.command()

@@ -28,7 +28,7 @@ from torch import Tensor
 from pyro_sparse.inference.effects import partial_dependence
 from pyro_sparse.inference.family import Normal
 from pyro_sparse.inference.prediction import predict
-from pyro_sparse.inference.refit import Fit, refit
+from pyro_sparse.inference.refit import Fit, refit, warn_of_varying_noise
 from pyro_sparse.inference.run import Run
 from pyro_sparse.inference.sampler import anneal
 from pyro_sparse.inference.schedule import PriorAnnealing
@@ -129,7 +129,20 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             linear = self._linear(data, seed, num_runs)
             found = linear if linear.criteria[0] < np.mean(found.criteria) else found
         self._keep(found)
+        self._warn(data)
         return self
+
+    def _warn(self, data: _Data) -> None:
+        """Of what the intervals of the fits do not know, here instead of where they are first used."""
+        fits = [fit for fit in self.fits_ if not fit.by_batches]
+        for fit in fits:
+            fit.information  # noqa: B018  # warns, and is kept
+        if fits and isinstance(self.fit_.family, Normal) and data.X.shape[1] < len(data.X) // 10:
+            # The noise may depend on inputs that say nothing of the mean, which no network reads.
+            mean = self.fit_.evaluate(self.fit_.family.link, self.fit_.data)[:, :1]
+            regressors = torch.cat([mean, torch.as_tensor(data.X).to(mean)], 1)
+            residuals = self.fit_.response.observed(self.fit_.values) - mean[:, 0]
+            warn_of_varying_noise(*self.fit_.family.varying_noise(residuals, regressors))
 
     def _check(self) -> None:
         """Raises a ValueError for an argument that would fail only after long work."""
@@ -299,6 +312,8 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """A saved estimator, ready to predict on the CPU; it executes nothing that it reads."""
+        if not (Path(path) / "estimator.json").exists():
+            raise FileNotFoundError(f"path must be a folder that save has written, got {path}")
         settings = json.loads((Path(path) / "estimator.json").read_text())
         if settings["estimator"] != cls.__name__:
             raise ValueError(f"{path} must hold a {cls.__name__}, got a {settings['estimator']}")
@@ -784,7 +799,20 @@ def _check_scale(name: str, scale: Array) -> None:
 
 
 def _frame_columns(X: Any) -> list[str] | None:
+    """The names of a data frame's columns.
+
+    Raises:
+        ValueError: of a column of text, which the networks cannot read.
+    """
     columns = getattr(X, "columns", None)
+    if isinstance(X, pd.DataFrame):
+        for name, column in X.items():
+            text = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
+            if len(text):
+                raise ValueError(
+                    f"X must hold numbers, got '{text.iloc[0]}' in column '{name}': code text by columns of 0 and 1, as "
+                    "pandas.get_dummies does"
+                )
     return None if columns is None or not all(isinstance(c, str) for c in columns) else list(columns)
 
 

@@ -239,7 +239,7 @@ def plot_inclusion(source: Structure | xr.Dataset | SparseEstimator, names: Sequ
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     rest = len(unique) - len(order)
     text = f"{int(selected.sum())} of {len(unique)} inputs selected"
-    panel.set_title(text + (f" ({rest} others not drawn)" if rest else ""))
+    panel.set_title(text + (f" ({rest} other{'s' * (rest != 1)} not drawn)" if rest else ""))
     return figure
 
 

@@ -70,7 +70,7 @@ def summary(name: str, metrics: dict[str, Any], notes: Sequence[str] = ()) -> st
     ]
     if metrics["held_out"]:
         lines += ["", *_comparison(metrics)]
-    shortfalls = [*_shortfalls(metrics), *notes]
+    shortfalls = [text[:1].upper() + text[1:] for text in (*_shortfalls(metrics), *notes)]
     if shortfalls:
         lines += ["", "Where it falls short", *(_wrapped("  - ", text) for text in shortfalls)]
     return "\n".join(lines)
@@ -101,7 +101,7 @@ def _network(metrics: dict[str, Any]) -> str:
     weights = metrics["weights"]
     kept, of = [f"{number:,}" for number in weights["kept"]], f"{weights['of']:,}"
     if not metrics["hidden"]:
-        return f"linear, {kept[0]} of {of} weights kept: of better extended BIC than networks"
+        return f"linear, {kept[0]} of {of} weights kept: of better extended BIC than networks; it sees no effect that bends"
     if len(kept) == 1:
         return f"{kept[0]} of {of} weights kept"
     return f"the average of {len(kept)}, with {', '.join(kept[:-1])} and {kept[-1]} of {of} weights kept"
@@ -217,6 +217,12 @@ def _calibration(family: str, held_out: dict[str, Any], n: int, num_classes: int
 def _shortfalls(metrics: dict[str, Any]) -> list[str]:
     held_out = metrics["held_out"]
     texts = []
+    rows = metrics["rows"]
+    if rows["dropped"] > rows["read"] / 5:
+        column = rows["most_blanks"][0]
+        texts.append(
+            f"Blanks cost {rows['dropped'] / rows['read']:.0%} of the rows: --ignore '{column}' would keep some."
+        )
     if not metrics["selected"]:
         texts.append("No input was selected: the prediction is the same for every row.")
     if not metrics["converged"]:
@@ -237,7 +243,7 @@ def _unseen_shortfalls(family: str, held_out: dict[str, Any]) -> list[str]:
             texts.append(f"{how} than the {name}{measure}: by {abs(better):.1f} standard errors.")
         elif name == "boosted trees" and better < -2:
             texts.append(f"{subject}, clearly: by {-better:.1f} standard errors.")
-        elif name not in (NETWORK, baseline(family), "boosted trees") and better < 0:
+        elif name not in (NETWORK, baseline(family), "boosted trees") and better <= -0.5:
             how = "clearly" if better < -2 else "though no more than chance may do"
             texts.append(f"{subject}, {how}: by {-better:.1f} standard errors.")
     low, high = held_out["covered_if_calibrated"]

@@ -219,18 +219,22 @@ def prepare(
     frame = frame.drop(columns=[name for name in ignore if name != target])
     blank = [str(name) for name in frame.columns[frame.isna().all()] if name != target]
     frame = frame.drop(columns=blank)
+    constant = [str(name) for name in frame.columns if name != target and frame[name].nunique() == 1]
+    gaps = [name for name in constant if frame[name].isna().any()]
+    frame = frame.drop(columns=constant)  # first: their blanks cost no rows
     full = complete(frame, strict)
     if len(full) < MIN_ROWS:
         raise ValueError(_too_few(frame, full))
     response, values = _target(full[target], family)
     full = full.drop(columns=target)
-    constant = [str(name) for name in full.columns if full[name].nunique() == 1]
-    columns = tuple(_learn(full[name]) for name in full.columns if name not in constant)
+    constant += [str(name) for name in full.columns if full[name].nunique() == 1]
+    columns = tuple(_learn(full[name]) for name in full.columns if str(name) not in constant)
     if not columns:
         raise ValueError(f"there is no input: no column but '{target}' has two different values")
     encoding = Encoding(target, columns)
     _check_encoded_names(encoding)
     reasons = dict.fromkeys(blank, "blank") | dict.fromkeys(constant, "constant")
+    reasons |= dict.fromkeys(gaps, "constant but for blanks")
     blanks, dropped = frame.isna().sum(), num_read - len(full)
     most = (str(blanks.idxmax()), int(blanks.max())) if dropped else None
     return Table(encoding.encode(full), values, encoding, response, num_read, dropped, most, reasons)
@@ -350,7 +354,9 @@ def _guessed(values: "pd.Series[Any]") -> Response:
             return Response("poisson", f"{start} {text}")
         text = "whole numbers from 0, mostly large: a normal response; --family poisson to treat them as counts"
         return Response("normal", f"{start} {text}")
-    return Response("normal", f"{start} numbers: a normal response")
+    whole = (numbers > 0).all() and (numbers % 1 == 0).all() and numbers.mean() <= MAX_COUNT
+    hint = "; --family poisson if they are counts" if whole else ""
+    return Response("normal", f"{start} numbers: a normal response{hint}")
 
 
 def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
@@ -361,7 +367,7 @@ def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
     """
     if values.nunique() > MAX_CLASSES:
         stray, written = _stray(values), None if _is_number(values) else _number_as_text(values)
-        why = "" if stray is None else f"; it holds numbers but for {stray}: leave such cells empty"
+        why = "" if stray is None else f"; it holds numbers but for {stray}"
         why = (
             why if written is None else f"; it holds numbers written as text ({written}): leave digits and a point only"
         )
@@ -376,10 +382,12 @@ def _labels(values: "pd.Series[Any]") -> "pd.Series[Any]":
 
 
 def _stray(values: "pd.Series[Any]") -> str | None:
-    """The first of a few values that are no numbers among many that are."""
+    """The first of a few values that are no numbers among many that are, and what to do about it."""
     wrong = values[pd.to_numeric(values, errors="coerce").isna()]
-    few = 0 < 2 * wrong.nunique() < values.nunique()
-    return f"'{wrong.iloc[0]}' in row {wrong.index[0]}" if few else None
+    if not 0 < 2 * wrong.nunique() < values.nunique():
+        return None
+    remedy = "leave such cells empty" if _number_as_text(wrong[:1]) is None else "leave digits and a point only"
+    return f"'{wrong.iloc[0]}' in row {wrong.index[0]}: {remedy}"
 
 
 def _number_as_text(values: "pd.Series[Any]") -> str | None:
@@ -396,7 +404,7 @@ def _learn(values: "pd.Series[Any]") -> Column:
     levels = sorted(str(value) for value in values.unique())
     stray = _stray(values)
     if len(levels) > 10 and stray is not None:
-        raise ValueError(f"column '{name}' holds numbers but for {stray}: leave such cells empty")
+        raise ValueError(f"column '{name}' holds numbers but for {stray}")
     if 2 * len(levels) > len(values):
         written = _number_as_text(values)
         raise ValueError(

@@ -329,7 +329,7 @@ def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
         (lambda f: f, ["--ignore=z"], "there is no column 'z'"),
         (lambda f: f, ["--ignore=wieght"], "there is no column 'wieght', but 'weight'"),
         (lambda f: f.head(19), [], "at least 20 rows without blanks are needed, got 19 of 19"),
-        (lambda f: f.assign(size=[1.0, *[np.nan] * 79]), [], "got 1 of 80; column 'size' has 79 blanks"),
+        (lambda f: f.assign(size=[1.0, 2.0, *[np.nan] * 78]), [], "got 2 of 80; column 'size' has 78 blanks"),
         (lambda f: f.assign(y=f.colour), ["--family=normal"], "target 'y' must hold numbers, got the text"),
         (lambda f: f, ["--family=poisson"], "must hold counts, whole numbers from 0, got"),
         (lambda f: f, ["--family=classes"], "target 'y' has 80 classes, 20 at most are possible\n"),
@@ -340,6 +340,11 @@ def with_blank(frame: pd.DataFrame) -> pd.DataFrame:
             "column 'size' holds numbers written as text ('",
         ),
         (lambda f: f.assign(y=["?", *f["y"][1:]]), [], "it holds numbers but for '?' in row 1: leave such cells empty"),
+        (
+            lambda f: f.assign(size=["1,042", *f["size"][1:]]),
+            [],
+            "column 'size' holds numbers but for '1,042' in row 1: leave digits and a point only",
+        ),
         (
             lambda f: f.assign(**{"colour=red": f.y}),
             [],
@@ -479,7 +484,8 @@ def target(values: Any, family: str = "auto") -> Table:
         ([2.0, 5.0, 2.0] * 10, "classes", "two values (2 and 5)"),
         ([0.5, 1.25, 0.5] * 10, "classes", "two values (0.5 and 1.25)"),
         ([0, 1, 2] * 10, "poisson", "holds counts (whole numbers from 0): a Poisson response; --family normal"),
-        ([1, 2, 3] * 10, "normal", "holds numbers: a normal response"),
+        ([1, 2, 3] * 10, "normal", "holds numbers: a normal response; --family poisson if they are counts"),
+        ([1.5, 2, 3] * 10, "normal", "holds numbers: a normal response"),
         ([-1, 0, 3] * 10, "normal", "holds numbers"),
         ([0, 0.5, 3] * 10, "normal", "holds numbers"),
     ],
@@ -498,11 +504,18 @@ def test_target_says_its_family(values: list[Any], family: str, said: str) -> No
         ([True, False, True] * 10, "auto", ["True", "False", "True"]),
         ([0.5, 1.25, 0.5] * 10, "auto", ["0.5", "1.25", "0.5"]),
         ([1e20, 2e20, 7.0] * 10, "classes", ["1e+20", "2e+20", "7"]),
-        ([0.1, 0.1 + 1e-14, 0.1] * 10, "auto", ["0.1", "0.10000000000001", "0.1"]),
+        ([0.1, 0.1 + 1e-14, 0.1] * 10, "auto", ["0.1", "0.10000000000001001", "0.1"]),
     ],
 )
 def test_target_is_what_the_family_needs(values: list[Any], family: str, expected: list[Any]) -> None:
     assert target(values, family).target.tolist()[:3] == expected
+
+
+def test_blanks_of_a_column_that_is_left_out_cost_no_rows() -> None:
+    frame = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0) ** 2, "flag": [1.0, *[np.nan] * 39], "one": 2})
+    table = prepare(frame, "y")
+    assert len(table.target) == 40 and table.num_dropped == 0
+    assert table.left_out == {"flag": "constant but for blanks", "one": "constant"}
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])

@@ -283,6 +283,31 @@ def test_numbers_beyond_single_precision_are_named(found: ps.SparseRegressor) ->
         regressor().fit(X, np.where(np.arange(500) == 3, 1e-200, 0.0))
 
 
+def test_a_column_of_text_is_named() -> None:
+    frame = FRAME.assign(place=["north", "south"] * 250, code=pd.Categorical(["1", "2"] * 250))
+    with pytest.raises(
+        ValueError, match="X must hold numbers, got 'north' in column 'place': code text by columns of 0 and 1"
+    ):
+        regressor().fit(frame, Y)
+
+
+def test_a_folder_that_holds_no_estimator_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"path must be a folder that save has written, got .*nothing"):
+        ps.SparseRegressor.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.8])
+def test_noise_that_varies_with_an_input_no_network_reads_is_warned_of_by_the_fit(slope: float) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(600, 3))
+    y = x[:, 0] + 0.3 * np.exp(slope * x[:, 1]) * rng.normal(size=600)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = ps.SparseRegressor(hidden=(), steps=400, num_runs=1, random_state=0).fit(x, y)
+    assert fitted.selected_inputs_ == [0]
+    assert any("noise is clearly larger" in str(w.message) for w in caught) == (slope > 0)
+
+
 @pytest.mark.parametrize("constant", [0.0, 3.0, 0.1])
 def test_a_constant_response_is_refused(constant: float) -> None:
     with pytest.raises(ValueError, match=f"y must not be constant, got {constant:g} in all of 50 rows"):

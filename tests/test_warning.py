@@ -11,14 +11,13 @@ import pyro_sparse as ps
 from pyro_sparse.inference.warning import warn
 
 
-def test_a_warning_of_a_fit_points_at_the_line_that_asked_for_predictions() -> None:
+def test_a_warning_of_a_fit_points_at_the_line_that_asked_for_it() -> None:
     rng = np.random.RandomState(0)
     x = rng.standard_normal((300, 2))
     y = x[:, 0] + np.exp(x[:, 0]) * rng.standard_normal(300)
-    fitted = ps.SparseRegressor(hidden=(), steps=200, num_runs=1, random_state=0).fit(x, y)
     with pytest.warns(UserWarning, match="noise is clearly larger") as caught:
-        fitted.predict(x)
-    assert [w.filename for w in caught] == [__file__]
+        ps.SparseRegressor(hidden=(), steps=200, num_runs=1, random_state=0).fit(x, y)
+    assert {w.filename for w in caught} == {__file__}
 
 
 def test_it_stops_at_the_first_line_that_is_not_a_librarys() -> None:
