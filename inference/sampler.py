@@ -474,7 +474,8 @@ class _Way:
                 parts = [self._label] * bool(self._label) + [f"chain {chain + 1}"] * (chain > 0)
                 phase = f"{self._table.schedule.phase(number)[0]:>6}"
                 bar.set_description_str(": ".join([", ".join(parts), phase][not parts :]), refresh=False)
-                bar.set_postfix_str(f"loss {loss:.3f}, kept {kept:,}", refresh=False)
+                found = f", kept {kept:,}" * (controls.prior_power > 0)  # without a prior nothing is dropped yet
+                bar.set_postfix_str(f"loss {loss:.3f}{found}", refresh=False)
             if number % self._period == 0:
                 self.history[chain - self.chains[0]].append((number, *controls, loss, kept))
             if draw is not None:

@@ -527,6 +527,9 @@ def test_the_bar_shows_phase_loss_and_kept_weights(capsys: pytest.CaptureFixture
     quick(progress=True)
     bar = capsys.readouterr().err
     assert all(word in bar for word in ("cool", "loss", "kept", "step/s", "25/25"))
+    quick(progress=True, schedule=ps.PriorAnnealing(5, 0, 0, 0))
+    bar = capsys.readouterr().err
+    assert "train" in bar and "loss" in bar and "kept" not in bar  # by a prior that is not there
     quick(progress=False)
     assert not any(capsys.readouterr())
 
