@@ -112,7 +112,7 @@ def varying_shape(graph: torch.fx.GraphModule, num_varying: int) -> str | None:
         if number < num_varying or varying.intersection(node.all_input_nodes):
             varying.add(node)
             if torch.Tag.dynamic_output_shape in _tags(node.target) and not _takes_numbers(node, varying):
-                return f"the shape of what '{_name(node.target)}' gives depends on the values of rows or weights"
+                return f"the shape of what '{_name(node.target)}' gives depends on values (torch.where keeps one shape)"
     return None
 
 

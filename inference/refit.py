@@ -175,6 +175,7 @@ class Fit:
         link, response = self.evaluate(self.family.link, self.data), self.response.observed(self.values)
         # In double precision, also where the model computes its link in single.
         jacobian = self._link_jacobian[..., self.matters]
+        self.__dict__.pop("_link_jacobian")  # rows times weights: too large to be kept for nothing
         rooted = self.family.root(link).mT.to(jacobian) @ jacobian
         information = fisher_information(rooted, self.precision[self.matters], self.family.residuals(link, response))
         if isinstance(self.family, Poisson):
