@@ -309,7 +309,7 @@ def test_what_has_a_shape_that_depends_on_values_is_no_program(kind: str, batch_
         potential = make(model, (RARE, Y))
         assert potential.kind == "traced"
     else:
-        potential = eager(model, "as the shape of what .* depends on the values", (RARE, Y), batch_size)
+        potential = eager(model, "as the shape of what .* depends on values", (RARE, Y), batch_size)
     rows = torch.arange(40, 60) if batch_size else torch.arange(N)
     w, b = torch.tensor([1.0, 2.0, 0.0]).double(), -0.25
     position = torch.cat([w, torch.tensor([b]).double()])
