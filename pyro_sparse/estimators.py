@@ -806,7 +806,7 @@ def _frame_columns(X: Any) -> list[str] | None:
     """
     columns = getattr(X, "columns", None)
     if isinstance(X, pd.DataFrame):
-        for name, column in X.items():
+        for name, column in X.select_dtypes(exclude=["number", "bool"]).items():
             text = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
             if len(text):
                 raise ValueError(

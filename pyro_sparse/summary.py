@@ -220,9 +220,8 @@ def _shortfalls(metrics: dict[str, Any]) -> list[str]:
     rows = metrics["rows"]
     if rows["dropped"] > rows["read"] / 5:
         column = rows["most_blanks"][0]
-        texts.append(
-            f"Blanks cost {rows['dropped'] / rows['read']:.0%} of the rows: --ignore '{column}' would keep some."
-        )
+        remedy = f": --ignore '{column}' would keep some" * (column != metrics["target"])
+        texts.append(f"Blanks cost {rows['dropped'] / rows['read']:.0%} of the rows{remedy}.")
     if not metrics["selected"]:
         texts.append("No input was selected: the prediction is the same for every row.")
     if not metrics["converged"]:

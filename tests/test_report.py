@@ -314,6 +314,10 @@ def test_summary_of_classes_names_the_one_that_moves() -> None:
             {"rows": {"read": 100, "dropped": 40, "most_blanks": ["u", 39], "fitted": 40, "held_out": 20}},
             "Blanks cost 40% of the rows: --ignore 'u'",
         ),
+        (
+            {"rows": {"read": 100, "dropped": 40, "most_blanks": ["y", 39], "fitted": 40, "held_out": 20}},
+            "Blanks cost 40% of the rows.",
+        ),
         ({"covered": 15}, "The intervals are too narrow"),
         ({"covered": 20, "covered_if_calibrated": [15, 19]}, "The intervals are too wide"),
         ({"selected": []}, "No input was selected"),
