@@ -129,11 +129,11 @@ class SparseEstimator(SelectorMixin, BaseEstimator):
             linear = self._linear(data, seed, num_runs)
             found = linear if linear.criteria[0] < np.mean(found.criteria) else found
         self._keep(found)
-        self._warn(data)
+        self._warn_of_intervals(data)
         return self
 
-    def _warn(self, data: _Data) -> None:
-        """Of what the intervals of the fits do not know, here instead of where they are first used."""
+    def _warn_of_intervals(self, data: _Data) -> None:
+        """Of what the intervals of the fits do not know, at once instead of where they are first asked for."""
         fits = [fit for fit in self.fits_ if not fit.by_batches]
         for fit in fits:
             fit.information  # noqa: B018  # warns, and is kept
